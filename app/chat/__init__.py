@@ -1,0 +1,1 @@
+"""Chat over WebSocket: frames, sessions, and the route."""

@@ -1,0 +1,1 @@
+"""The room of the engine: the only one that imports vLLM, and only when it is asked to."""

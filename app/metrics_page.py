@@ -1,0 +1,62 @@
+"""The page that Prometheus scrapes: our instruments, and vLLM's beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client import REGISTRY, CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from app.metrics import Metrics
+
+_WAITING = "vllm:num_requests_waiting"
+_WAITING_BY_REASON = "vllm:num_requests_waiting_by_reason"
+_GATEWAY = "gateway"
+
+
+class MetricsPage(Collector):
+    """One page of two registries: ours, and the library's own, where vLLM keeps its series.
+
+    vLLM's series stay as they are, but for one: routers and autoscalers read from
+    `vllm:num_requests_waiting` how many requests wait, and ours wait in the gateway, so the
+    gateway's queue is added to it. Read on the ops port's thread.
+    """
+
+    def __init__(self, metrics: Metrics, theirs: CollectorRegistry = REGISTRY) -> None:
+        self._metrics = metrics
+        self._theirs = theirs
+
+    def render(self, accept: str) -> tuple[str, bytes]:
+        """Content type and page in the format that the `Accept` header asks for."""
+        encode, content_type = choose_encoder(accept)
+        return content_type, encode(self)
+
+    def collect(self) -> Iterator[Metric]:
+        """Every series of both registries."""
+        for metric in self._metrics.registry.collect():
+            # The time a series was made is one more series for each of ours, and of no use.
+            metric.samples = [s for s in metric.samples if not s.name.endswith("_created")]
+            yield metric
+        queued = self._metrics.queued_now()
+        for metric in self._theirs.collect():
+            if metric.name == _WAITING:
+                _add_to_first_engine(metric, queued)
+            elif metric.name == _WAITING_BY_REASON:
+                _add_reason(metric, queued)
+            yield metric
+
+
+def _add_to_first_engine(metric: Metric, queued: int) -> None:
+    # The queue is one for all engines: added to each it would be counted several times.
+    for place, sample in enumerate(metric.samples):
+        if sample.labels.get("engine") == "0":
+            metric.samples[place] = sample._replace(value=sample.value + queued)
+
+
+def _add_reason(metric: Metric, queued: int) -> None:
+    first = next((s for s in metric.samples if s.labels.get("engine") == "0"), None)
+    if first is not None:
+        labels = {**first.labels, "reason": _GATEWAY}
+        metric.samples.append(first._replace(labels=labels, value=float(queued)))

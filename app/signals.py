@@ -1,0 +1,39 @@
+"""SIGTERM and SIGINT: the first asks, the second insists."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from types import FrameType
+
+from app import children
+
+HANDLED = (signal.SIGTERM, signal.SIGINT)
+
+
+class Signals:
+    """Notes when the process was first told to end; at the second time it ends at once.
+
+    The handlers stay until the process is gone, so that no moment of the way out is unguarded.
+    `on_first` runs inside the handler: it may set values, not log.
+    """
+
+    def __init__(self, on_first: Callable[[], None]) -> None:
+        self._on_first = on_first
+        self.asked_seconds: float | None = None
+
+    def install(self) -> None:
+        """Handle both from now on; main thread only."""
+        for number in HANDLED:
+            signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        if self.asked_seconds is None:
+            self.asked_seconds = time.monotonic()
+            self._on_first()
+            return
+        os.write(2, b"fairgate: told to end a second time: ending at once\n")
+        children.end_all(grace_seconds=0)
+        os._exit(128 + number)  # as shells count; nothing that could wait is run

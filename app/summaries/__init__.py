@@ -1,0 +1,1 @@
+"""Documents in, summaries and answers out, as scheduled work."""

@@ -1,0 +1,131 @@
+"""What a client asks for, validated: the documents and what their summary should be like."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, cast
+
+from app.errors import FairgateError, InvalidRequest
+from app.summaries.fields import Fields, choice, flag, line, number, refuse_slips
+from app.summaries.readable import readable
+
+Style = Literal["paragraph", "bullets", "headline"]
+_STYLES = ("paragraph", "bullets", "headline")
+_OPTIONS = ("text", "documents", "style", "max_words", "language", "focus", "stream", "model")
+
+MOST_WORDS = 10_000
+_LANGUAGE = re.compile(r"[^\W_][\w \-()',.]{0,63}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Brief:
+    """What the summary should be like; None leaves it to the model."""
+
+    style: Style = "paragraph"
+    max_words: int | None = None
+    language: str | None = None
+    focus: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """One document of a request: its text, or why it cannot be read."""
+
+    id: str | None = None
+    text: str = ""
+    error: FairgateError | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SummaryRequest:
+    """One valid request; `many` is whether the client sent a list and expects one back."""
+
+    sources: tuple[Source, ...]
+    many: bool
+    brief: Brief
+    stream: bool
+    model: str | None
+
+
+def request_of(fields: Fields, *, max_documents: int, text: str | None = None) -> SummaryRequest:
+    """The request that `fields` describe; `text` is the document where it came as the body.
+
+    Raises:
+        InvalidRequest: naming the field at fault. A bad document of a list is not that: it carries
+            its own error.
+    """
+    refuse_slips(fields, _OPTIONS)
+    if text is not None:
+        _refuse_both(fields)
+        sources, many = (Source(text=text),), False
+    elif fields.get("documents") is not None:
+        sources, many = _documents(fields, max_documents), True
+    else:
+        sources, many = (Source(text=_text(fields)),), False
+    return SummaryRequest(
+        sources=sources,
+        many=many,
+        brief=_brief(fields),
+        stream=flag(fields, "stream"),
+        model=line(fields, "model", 256),
+    )
+
+
+def _brief(fields: Fields) -> Brief:
+    language = line(fields, "language", 64)
+    if language is not None and not _LANGUAGE.fullmatch(language):
+        raise InvalidRequest(
+            "language must be the name or the code of one, such as German or de", param="language"
+        )
+    return Brief(
+        style=cast("Style", choice(fields, "style", _STYLES)),
+        max_words=number(fields, "max_words", 1, MOST_WORDS),
+        language=language,
+        focus=line(fields, "focus", 500),
+    )
+
+
+def _refuse_both(fields: Fields) -> None:
+    for name in ("text", "documents"):
+        if fields.get(name) is not None:
+            raise InvalidRequest(
+                f"the document is the body itself; leave {name} out", param=name
+            )
+
+
+def _text(fields: Fields) -> str:
+    value = fields.get("text")
+    if value is None:
+        raise InvalidRequest('send the text to read as "text", or several as "documents"', param="text")
+    if not isinstance(value, str):
+        raise InvalidRequest("text must be a string", param="text")
+    return readable(value, param="text")
+
+
+def _documents(fields: Fields, max_documents: int) -> tuple[Source, ...]:
+    if fields.get("text") is not None:
+        raise InvalidRequest("send text or documents, not both", param="documents")
+    items = fields["documents"]
+    if not isinstance(items, list) or not 1 <= len(items) <= max_documents:
+        raise InvalidRequest(
+            f'documents must be a list of 1 to {max_documents} objects such as {{"text": "..."}}',
+            param="documents",
+        )
+    return tuple(_document(item, f"documents[{index}]") for index, item in enumerate(items))
+
+
+def _document(item: object, where: str) -> Source:
+    name = None
+    try:
+        if not isinstance(item, Mapping):
+            raise InvalidRequest(f'{where} must be an object such as {{"text": "..."}}', param=where)
+        name = line(item, "id", 256)
+        refuse_slips(item, ("id", "text"))
+        text = item.get("text")
+        if not isinstance(text, str):
+            raise InvalidRequest(f"{where}.text must be a string", param=f"{where}.text")
+        return Source(id=name, text=readable(text, param=f"{where}.text"))
+    except InvalidRequest as error:
+        return Source(id=name, error=error)

@@ -1,0 +1,122 @@
+"""What comes out: summaries, what they cost, and the JSON that clients read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from app.engine.api import Usage
+from app.errors import FairgateError
+from app.web.answers import error_body
+
+Strategy = Literal["single", "map_reduce"]
+FinishReason = Literal["stop", "length", "repetition"]
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """Tokens and engine calls; costs add up."""
+
+    usage: Usage = Usage(prompt_tokens=0, cached_tokens=0, completion_tokens=0)
+    requests: int = 0
+
+    def __add__(self, other: Cost) -> Cost:
+        mine, its = self.usage, other.usage
+        return Cost(
+            usage=Usage(
+                prompt_tokens=mine.prompt_tokens + its.prompt_tokens,
+                cached_tokens=mine.cached_tokens + its.cached_tokens,
+                completion_tokens=mine.completion_tokens + its.completion_tokens,
+            ),
+            requests=self.requests + other.requests,
+        )
+
+    def as_json(self) -> Json:
+        """The `usage` of an answer."""
+        return {
+            "prompt_tokens": self.usage.prompt_tokens,
+            "cached_tokens": self.usage.cached_tokens,
+            "completion_tokens": self.usage.completion_tokens,
+            "total_tokens": self.usage.prompt_tokens + self.usage.completion_tokens,
+            "requests": self.requests,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fragment:
+    """The summary of one part of a document, characters `start` up to `end` of its text."""
+
+    index: int
+    start: int
+    end: int
+    summary: str
+
+    def as_json(self) -> Json:
+        """One of the `fragments` of an answer."""
+        return {
+            "index": self.index,
+            "start": self.start,
+            "end": self.end,
+            "summary": self.summary,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """The summary of one document.
+
+    `verbatim` says that it is the document's own first sentences, since what the model wrote was
+    no shorter or no summary; `truncated` that something is missing at its end.
+    """
+
+    text: str
+    strategy: Strategy = "single"
+    finish_reason: FinishReason = "stop"
+    truncated: bool = False
+    verbatim: bool = False
+    fragments: tuple[Fragment, ...] = ()
+    cost: Cost = Cost()
+
+    def as_json(self) -> Json:
+        """The document's part of an answer."""
+        return {
+            "summary": self.text,
+            "strategy": self.strategy,
+            "finish_reason": self.finish_reason,
+            "truncated": self.truncated,
+            "verbatim": self.verbatim,
+            "fragments": [fragment.as_json() for fragment in self.fragments],
+            "usage": self.cost.as_json(),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What became of one document: a summary or an error."""
+
+    id: str | None
+    outcome: Summary | FairgateError
+
+    def as_json(self, document: int) -> Json:
+        """One of the `results` of an answer."""
+        outcome = self.outcome
+        body = outcome.as_json() if isinstance(outcome, Summary) else error_body(outcome)
+        return {"id": self.id, "document": document, **body}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """Seconds since arrival; None where the engine was not needed."""
+
+    queue_seconds: float | None
+    ttft_seconds: float | None
+    total_seconds: float
+
+    def as_json(self) -> Json:
+        """The `timing` of an answer."""
+        return {
+            "queue_seconds": self.queue_seconds,
+            "ttft_seconds": self.ttft_seconds,
+            "total_seconds": self.total_seconds,
+        }

@@ -1,0 +1,1 @@
+"""Who is asking: tenants, their keys and their quotas."""

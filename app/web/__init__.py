@@ -1,0 +1,1 @@
+"""The door: who is calling, how errors are answered, what operators see."""

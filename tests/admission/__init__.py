@@ -1,0 +1,1 @@
+"""The rules of admission, in simulated time."""
