@@ -130,7 +130,6 @@ class DrainingServer(uvicorn.Server):
         failed = self._gateway.failed is not None
         grace_seconds = LAST_WORDS_SECONDS if failed else self._plan.grace_seconds
         self._health.drain()
-        self._health.close()
         log.info("server.draining", grace_seconds=grace_seconds)
         with self._logged("server.drain_failed"):
             async with asyncio.timeout(grace_seconds + FLUSH_SECONDS):

@@ -26,7 +26,6 @@ from app.admission.policy import Capacity, Fixed
 from app.admission.scheduler import Scheduler
 from app.engine.api import Api, Outcome, TextEngine, Work
 from app.errors import Draining, EngineDead, FairgateError, Loading
-from app.flags import read_server_flags
 from app.metrics import Metrics
 from app.settings import Settings, SettingsError
 from app.tenants.keys import key_hash
@@ -54,7 +53,7 @@ class Gateway:
         self._argv = list(argv)
         self._health = health
         self._metrics = metrics
-        self._host = read_server_flags(argv).host or settings.host
+        self._host = settings.host
         self._keys: Keys = Anonymous(ANONYMOUS)
         self._engine: Any = None
         self._text: TextEngine | None = None

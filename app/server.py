@@ -135,9 +135,10 @@ def _start_ops(settings: Settings, health: Health, metrics: Metrics) -> None:
 
 
 def _listen(settings: Settings) -> list[socket.socket]:
-    """Listening sockets for every address that the host name means."""
+    """Listening sockets for every address that the host name means, one at least."""
     host, port = settings.host, settings.port
     sockets: list[socket.socket] = []
+    failure: OSError | None = None
     try:
         found = socket.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -146,14 +147,14 @@ def _listen(settings: Settings) -> list[socket.socket]:
             try:
                 sockets.append(_listening(family, address))
             except OSError as error:
-                # `localhost` means ::1 too, also on machines without IPv6.
-                if error.errno not in _NO_SUCH_ADDRESS or len(found) == 1:
-                    raise
-        if not sockets:
-            raise OSError(errno.EADDRNOTAVAIL, os.strerror(errno.EADDRNOTAVAIL))
+                failure = error
     except OSError as error:
-        address = f"{host}:{port}"
-        raise StartError(_no_port("API port", address, "FAIRGATE_PORT or --port", error)) from None
+        failure = error
+    # `localhost` means ::1 too, also on machines without IPv6: only that may be missing.
+    if failure is not None and (not sockets or failure.errno not in _NO_SUCH_ADDRESS):
+        raise StartError(
+            _no_port("API port", f"{host}:{port}", "FAIRGATE_PORT or --port", failure)
+        ) from None
     return sockets
 
 

@@ -1,8 +1,19 @@
-"""How much at once: the protocol of a batch policy, and the shipped ones."""
+"""How much at once: the protocol of a batch policy, and the shipped ones.
+
+A policy is asked about the one ticket that is next. It answers with what stands in its way, and
+then nobody passes it: a large request must not starve behind small ones.
+"""
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from app.admission.ticket import Ticket
+
+if TYPE_CHECKING:
+    from app.admission.window import Window
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +33,35 @@ class Capacity:
         for name in ("sequences", "step_tokens", "block_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")
+        if self.kv_tokens is not None and self.kv_tokens < 1:
+            raise ValueError("kv_tokens must be at least 1")
+
+
+class Hindrance(enum.Enum):
+    """What stands in the way of the next ticket."""
+
+    SEQUENCES = "sequences"
+    RESERVE = "reserve"
+    PACING = "pacing"
+    KV = "kv"
+
+
+class BatchPolicy(Protocol):
+    """Decides whether the next ticket may join what the engine holds."""
+
+    @property
+    def name(self) -> str:
+        """Its name in settings and `/admin/policy`."""
+
+    @property
+    def light_first(self) -> bool:
+        """Whether it keeps places for light tenants; else none counts as light."""
+
+    def limit(self, capacity: Capacity) -> int:
+        """The most sequences in the engine, and so the most that one request may ask for."""
+
+    def hindrance(self, ticket: Ticket, window: Window) -> Hindrance | None:
+        """What keeps the ticket from being granted now; it is never asked of an empty window."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +70,102 @@ class Fixed:
 
     active_sequences: int | None = None
 
+    def __post_init__(self) -> None:
+        _check_sequences(self.active_sequences)
+
     @property
     def name(self) -> str:
         """Its name in settings and `/admin/policy`."""
         return "fixed"
+
+    @property
+    def light_first(self) -> bool:
+        """It keeps no places."""
+        return False
+
+    def limit(self, capacity: Capacity) -> int:
+        """The smaller of its own and the engine's."""
+        return min(self.active_sequences or capacity.sequences, capacity.sequences)
+
+    def hindrance(self, ticket: Ticket, window: Window) -> Hindrance | None:
+        """The number of sequences."""
+        if window.sequences + ticket.sequences > self.limit(window.capacity):
+            return Hindrance.SEQUENCES
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fair:
+    """As many sequences as the engine runs and as its KV cache is expected to hold.
+
+    `reserve_sequences` are kept from batch and from tenants at or above their share; None: about
+    5 %, none below 16 sequences. `prompt_tokens_per_step` may always be handed over in one step.
+    Background tenants hold at most a tenth.
+    """
+
+    active_sequences: int | None = None
+    reserve_sequences: int | None = None
+    kv_share: float = 0.95
+    prompt_tokens_per_step: int = 0
+
+    def __post_init__(self) -> None:
+        _check_sequences(self.active_sequences)
+        if self.reserve_sequences is not None and self.reserve_sequences < 0:
+            raise ValueError("reserve_sequences must not be negative")
+        if not 0 < self.kv_share <= 1:
+            raise ValueError("kv_share must be above 0 and at most 1")
+
+    @property
+    def name(self) -> str:
+        """Its name in settings and `/admin/policy`."""
+        return "fair"
+
+    @property
+    def light_first(self) -> bool:
+        """It keeps places."""
+        return True
+
+    def limit(self, capacity: Capacity) -> int:
+        """The smaller of its own and the engine's."""
+        return min(self.active_sequences or capacity.sequences, capacity.sequences)
+
+    def reserve(self, capacity: Capacity) -> int:
+        """Sequences that only light tenants use."""
+        if self.reserve_sequences is not None:
+            return min(self.reserve_sequences, self.limit(capacity) - 1)
+        return self.limit(capacity) // 16
+
+    def hindrance(self, ticket: Ticket, window: Window) -> Hindrance | None:
+        """Sequences, the reserve, pacing, the KV cache, in this order."""
+        capacity, sequences = window.capacity, ticket.sequences
+        limit = self.limit(capacity)
+        if window.sequences + sequences > limit:
+            return Hindrance.SEQUENCES
+        if ticket.background and window.deferred_sequences + sequences > max(1, limit // 10):
+            return Hindrance.RESERVE
+        if not ticket.light:
+            heavy = window.heavy_sequences
+            if heavy and heavy + sequences > limit - self.reserve(capacity):
+                return Hindrance.RESERVE
+            if self._paced(ticket, window):
+                return Hindrance.PACING
+        if capacity.kv_tokens is not None:
+            limit_tokens = int(self.kv_share * capacity.kv_tokens)
+            if not window.kv.fits(ticket, limit_tokens):
+                return Hindrance.KV
+        return None
+
+    def _paced(self, ticket: Ticket, window: Window) -> bool:
+        if not window.decoding:
+            return False
+        on_their_way = window.prefill_tokens + ticket.prompt_tokens
+        if on_their_way <= self.prompt_tokens_per_step:
+            return False
+        # Two steps' worth keeps the engine busy with prompts; more would only queue inside it.
+        too_many = window.prefill_tokens > 0 and on_their_way > 2 * window.capacity.step_tokens
+        return too_many or not window.pace.open
+
+
+def _check_sequences(active_sequences: int | None) -> None:
+    if active_sequences is not None and active_sequences < 1:
+        raise ValueError("active_sequences must be at least 1")

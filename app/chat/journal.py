@@ -7,7 +7,6 @@ one offset it takes about ten, so that thousands of sessions can each keep a who
 from __future__ import annotations
 
 from array import array
-from collections import deque
 from collections.abc import Iterator
 from itertools import pairwise
 
@@ -89,7 +88,7 @@ class Journal:
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
-        self._entries: deque[_Run | _Whole] = deque()
+        self._entries: list[_Run | _Whole] = []
         self._size = 0
         self._dropped = 0
 
@@ -140,6 +139,6 @@ class Journal:
                 oldest.drop_older_half()
                 self._size -= before - oldest.size
             else:
-                self._entries.popleft()
+                del self._entries[0]
                 self._dropped = oldest.last
                 self._size -= oldest.size

@@ -20,8 +20,6 @@ def model_for(tenant: Tenant, served: ModelInfo, wanted: str | None = None) -> s
         models = tenant.models
         return models is None or name in models or (name == served.name and BASE in models)
 
-    if wanted == BASE:
-        wanted = served.name
     for name in (served.name, *served.adapters):
         if wanted in (None, name) and allowed(name):
             return name

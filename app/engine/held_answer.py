@@ -228,7 +228,7 @@ class HeldAnswer:
         await self._send({"type": "http.response.body", "body": raw, "more_body": False})
 
     def _record(self, error: FairgateError) -> None:
-        self._ended = True
+        self._ended, self._flowing = True, False
         if self._work is not None:
             if self._gone or isinstance(error, TooSlow):
                 self._work.end("aborted", error.code)

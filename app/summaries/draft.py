@@ -32,7 +32,7 @@ _LABEL = re.compile(
 _THINKING = re.compile(r"\s*<think>.*?</think>\s*", re.DOTALL)
 _OPENING = "<think>"
 _BULLET = re.compile(r"^(?:[-*\u2022\u2013+]\s+|[0-9]{1,2}[.)]\s+)?")
-_ORNAMENTS = " \t#*_\"\u201c\u201d"
+_ORNAMENTS = ' \t#*_"\u201c\u201d'
 
 
 class Draft:

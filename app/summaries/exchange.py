@@ -8,7 +8,6 @@ answer ends with `done`.
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
 
 from app.errors import FairgateError, TooSlow
 from app.summaries.hang_up import Send
@@ -17,18 +16,34 @@ from app.summaries.planner import Plan
 from app.summaries.results import Fragment, Json, Result
 from app.web.answers import Headers, answer_of, encode, error_body, error_headers, retry_after
 
+_WORKING = b": working\n\n"
 
-class Exchange(Protocol):
-    """One answer on its way: how its making is told, and how it ends.
+# Ends of a line to many clients' line readers, though not to the standard: U+0085, U+2028, U+2029.
+_SEPARATORS = (
+    (b"\xc2\x85", b"\\u0085"),
+    (b"\xe2\x80\xa8", b"\\u2028"),
+    (b"\xe2\x80\xa9", b"\\u2029"),
+)
+
+
+class Exchange:
+    """One answer on its way, told how its making goes: this one keeps it all to itself.
 
     Either `finish` or `fail` is called once, as the last.
     """
+
+    def __init__(self, send: Send, limits: SummaryLimits) -> None:
+        self._send = send
+        self._limits = limits
 
     async def accepted(self, plan: Plan) -> None:
         """The work will be done; nothing can be refused from here on."""
 
     def waiting(self, position: int, eta_seconds: float) -> None:
         """It waits for its turn; 1 is next."""
+
+    def working(self) -> None:
+        """It waits no longer."""
 
     async def delta(self, document: int, text: str) -> None:
         """More of the summary of a document."""
@@ -41,38 +56,6 @@ class Exchange(Protocol):
 
     async def keep_awake(self) -> None:
         """Run beside the work until cancelled."""
-
-    async def finish(self, answer: Json, queue_seconds: float | None) -> None:
-        """Send what is left of a complete answer."""
-
-    async def fail(self, error: FairgateError) -> None:
-        """Tell the client why there is no answer."""
-
-
-class JsonExchange:
-    """Says nothing until the end."""
-
-    def __init__(self, send: Send, limits: SummaryLimits) -> None:
-        self._send = send
-        self._limits = limits
-
-    async def accepted(self, plan: Plan) -> None:
-        """Nothing."""
-
-    def waiting(self, position: int, eta_seconds: float) -> None:
-        """Nothing."""
-
-    async def delta(self, document: int, text: str) -> None:
-        """Nothing."""
-
-    async def fragment(self, document: int, fragment: Fragment) -> None:
-        """Nothing."""
-
-    async def result(self, document: int, result: Result) -> None:
-        """Nothing."""
-
-    async def keep_awake(self) -> None:
-        """Nothing."""
 
     async def finish(self, answer: Json, queue_seconds: float | None) -> None:
         """Send the answer; the time it queued is in the headers only if it did."""
@@ -100,16 +83,15 @@ class JsonExchange:
         )
 
 
-class EventStream:
+class EventStream(Exchange):
     """Server-sent events: `plan`, `fragment`, `delta`, `result`, then `done` or `error`."""
 
     def __init__(self, send: Send, limits: SummaryLimits) -> None:
-        self._send = send
-        self._limits = limits
+        super().__init__(send, limits)
         self._open = False
+        self._writing = False
         self._sent_seconds = 0.0
-        self._comment = b": working\n\n"
-        self._waiting = False
+        self._comment = _WORKING
 
     async def accepted(self, plan: Plan) -> None:
         """Send the status and the plan."""
@@ -129,7 +111,10 @@ class EventStream:
     def waiting(self, position: int, eta_seconds: float) -> None:
         """Remember what the next comment says."""
         self._comment = b": queued position=%d eta=%.1f\n\n" % (position, eta_seconds)
-        self._waiting = True
+
+    def working(self) -> None:
+        """Say so in the next comment."""
+        self._comment = _WORKING
 
     async def delta(self, document: int, text: str) -> None:
         """Send the text."""
@@ -149,7 +134,8 @@ class EventStream:
         now = asyncio.get_running_loop().time
         while True:
             await asyncio.sleep(max(silence / 50, self._sent_seconds + silence - now()))
-            if self._open and now() >= self._sent_seconds + silence:
+            silent = now() >= self._sent_seconds + silence
+            if self._open and silent and not self._writing:
                 await self._body(self._comment)
 
     async def finish(self, answer: Json, queue_seconds: float | None) -> None:
@@ -159,24 +145,27 @@ class EventStream:
     async def fail(self, error: FairgateError) -> None:
         """Before the stream has begun an ordinary answer, else an `error` event that ends it."""
         if not self._open:
-            await JsonExchange(self._send, self._limits).fail(error)
+            await super().fail(error)
         elif not isinstance(error, TooSlow):  # a full buffer takes no word of farewell
             seconds = retry_after(error)
             rest = {} if seconds is None else {"retry_after_seconds": seconds}
             await self._event("error", {**error_body(error), **rest}, more=False)
 
     async def _event(self, name: str, data: Json, *, more: bool = True) -> None:
-        if name in ("delta", "fragment"):
-            self._comment = b": working\n\n"
-        await self._body(b"event: %s\ndata: %s\n\n" % (name.encode(), encode(data)), more=more)
+        line = encode(data)
+        for separator, escape in _SEPARATORS:
+            line = line.replace(separator, escape)
+        await self._body(b"event: %s\ndata: %s\n\n" % (name.encode(), line), more=more)
 
     async def _body(self, data: bytes, *, more: bool = True) -> None:
-        self._sent_seconds = asyncio.get_running_loop().time()
+        self._writing = True
         await write(
             self._send,
             {"type": "http.response.body", "body": data, "more_body": more},
             seconds=self._limits.write_seconds,
         )
+        self._writing = False
+        self._sent_seconds = asyncio.get_running_loop().time()
 
 
 async def write(send: Send, *messages: Json, seconds: float) -> None:

@@ -140,9 +140,7 @@ def number(fields: Fields, name: str, low: int, high: int) -> int | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise InvalidRequest(
-            f"{name} must be a whole number from {low} to {high:,}", param=name
-        )
+        raise InvalidRequest(f"{name} must be a whole number from {low} to {high:,}", param=name)
     return value
 
 

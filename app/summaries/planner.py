@@ -8,6 +8,7 @@ from app.engine.api import TextEngine
 from app.errors import ContextLengthExceeded, FairgateError
 from app.summaries.prompts import summary_messages
 from app.summaries.request import Brief, Source, SummaryRequest
+from app.summaries.results import Json
 from app.summaries.words import exceeds_words
 from app.summaries.writer import Call
 
@@ -57,11 +58,23 @@ class Plan:
     """
 
     brief: Brief
+    many: bool
+    ids: tuple[str | None, ...]
     jobs: tuple[Job, ...]
     chunks: int
     levels: int
     calls: int
     tokens: int
+
+    def as_json(self) -> Json:
+        """The `plan` event."""
+        return {
+            "documents": len(self.jobs),
+            "chunks": self.chunks,
+            "levels": self.levels,
+            "calls": self.calls,
+            "tokens": self.tokens,
+        }
 
 
 def words_of(brief: Brief) -> int | None:
@@ -82,6 +95,8 @@ async def plan_of(engine: TextEngine, request: SummaryRequest) -> Plan:
     calls = [job.call for job in jobs if isinstance(job, Single)]
     return Plan(
         brief=request.brief,
+        many=request.many,
+        ids=tuple(source.id for source in request.sources),
         jobs=jobs,
         chunks=len(calls),
         levels=1 if calls else 0,
@@ -94,7 +109,7 @@ async def _job(engine: TextEngine, request: SummaryRequest, source: Source) -> J
     if source.error is not None:
         return Unreadable(error=source.error)
     if _is_its_own_summary(source.text, request.brief):
-        return Verbatim(text=source.text.strip())
+        return Verbatim(text=source.text)
     messages = summary_messages(source.text, request.brief)
     prompt = await engine.render(messages, model=request.model)
     wanted, least = _room_tokens(request.brief)

@@ -45,9 +45,7 @@ def readable(text: str, *, param: str) -> str:
     """
     reason = _not_text(text)
     if reason:
-        raise InvalidRequest(
-            f"{param} holds {reason}, not text: send the text itself", param=param
-        )
+        raise InvalidRequest(f"{param} holds {reason}, not text: send the text itself", param=param)
     text = _HALF_PAIR.sub("\ufffd", _CONTROL.sub(" ", text))
     if text.startswith(_BYTE_ORDER_MARK):
         text = " " + text[1:]

@@ -90,15 +90,15 @@ def _brief(fields: Fields) -> Brief:
 def _refuse_both(fields: Fields) -> None:
     for name in ("text", "documents"):
         if fields.get(name) is not None:
-            raise InvalidRequest(
-                f"the document is the body itself; leave {name} out", param=name
-            )
+            raise InvalidRequest(f"the document is the body itself; leave {name} out", param=name)
 
 
 def _text(fields: Fields) -> str:
     value = fields.get("text")
     if value is None:
-        raise InvalidRequest('send the text to read as "text", or several as "documents"', param="text")
+        raise InvalidRequest(
+            'send the text to read as "text", or several as "documents"', param="text"
+        )
     if not isinstance(value, str):
         raise InvalidRequest("text must be a string", param="text")
     return readable(value, param="text")
@@ -120,7 +120,9 @@ def _document(item: object, where: str) -> Source:
     name = None
     try:
         if not isinstance(item, Mapping):
-            raise InvalidRequest(f'{where} must be an object such as {{"text": "..."}}', param=where)
+            raise InvalidRequest(
+                f'{where} must be an object such as {{"text": "..."}}', param=where
+            )
         name = line(item, "id", 256)
         refuse_slips(item, ("id", "text"))
         text = item.get("text")

@@ -120,3 +120,20 @@ class Timing:
             "ttft_seconds": self.ttft_seconds,
             "total_seconds": self.total_seconds,
         }
+
+
+def answer_of(
+    request_id: str, model: str, results: list[Result], timing: Timing, *, many: bool
+) -> Json:
+    """The body of a complete answer: one summary, or a list of results where one was asked for."""
+    head = {"id": f"sum-{request_id}", "model": model}
+    first = results[0].outcome
+    if not many and isinstance(first, Summary):
+        return {**head, **first.as_json(), "timing": timing.as_json()}
+    costs = [r.outcome.cost for r in results if isinstance(r.outcome, Summary)]
+    return {
+        **head,
+        "results": [result.as_json(index) for index, result in enumerate(results)],
+        "usage": sum(costs, Cost()).as_json(),
+        "timing": timing.as_json(),
+    }

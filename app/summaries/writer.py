@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from app.engine.api import End, Options, Piece, Prompt, Queued, Started, TextEngine, Usage, Work
 from app.errors import Internal
@@ -34,26 +34,20 @@ class Written:
     cost: Cost
 
 
-class Watch:
-    """What the calls of one request have in common: who is told when they wait, begin and speak.
-
-    `accepted` is awaited at the first sign of life of any of them.
-    """
-
-    def __init__(
-        self, accepted: Callable[[], Awaitable[None]], waiting: Callable[[int, float], None]
-    ) -> None:
-        self._accepted = accepted
-        self.waiting = waiting
-        self.queue_seconds: float | None = None
-        self.first_piece_seconds: float | None = None
-        self._seen = False
+class Watch(Protocol):
+    """Who is told when the calls of a request wait, begin and speak."""
 
     async def sign_of_life(self) -> None:
-        """Some call has got an event."""
-        if not self._seen:
-            self._seen = True
-            await self._accepted()
+        """Some call has got an event: the request is accepted."""
+
+    def waiting(self, position: int, eta_seconds: float) -> None:
+        """A call waits for its turn; 1 is next."""
+
+    def started(self, queue_seconds: float) -> None:
+        """A call has got its turn."""
+
+    def spoke(self) -> None:
+        """A call has got text."""
 
 
 class Writer:
@@ -100,9 +94,9 @@ class Writer:
                     case Queued():
                         self._watch.waiting(event.position, event.eta_seconds)
                     case Started():
-                        self._started(event)
+                        self._watch.started(event.queue_seconds)
                     case Piece():
-                        self._spoke()
+                        self._watch.spoke()
                         said.append(event.text)
                         text = draft.add(event.text)
                     case End():
@@ -121,14 +115,6 @@ class Writer:
             truncated=draft.truncated,
             cost=Cost(usage=usage, requests=1),
         )
-
-    def _started(self, event: Started) -> None:
-        if self._watch.queue_seconds is None:
-            self._watch.queue_seconds = event.queue_seconds
-
-    def _spoke(self) -> None:
-        if self._watch.first_piece_seconds is None:
-            self._watch.first_piece_seconds = time.monotonic() - self._work.arrived_seconds
 
     async def _usage_so_far(self, prompt: Prompt, said: list[str]) -> Usage:
         """Of a call that was ended early, which gets no `End`; cached tokens are not known then."""

@@ -34,7 +34,6 @@ class Health:
         self._clock = clock
         self._ready = False
         self._draining = False
-        self._closed = False
         self._stopped = False
         self._dead: str | None = None
         self._loading = "the model is loading"
@@ -70,10 +69,6 @@ class Health:
         """The process was told to end: send nothing more here; safe in a signal handler."""
         self._draining = True
 
-    def close(self) -> None:
-        """From now on new work is refused; some time after `drain`, while balancers notice."""
-        self._closed = True
-
     def stop(self) -> None:
         """Nothing is served any more."""
         self._stopped = True
@@ -94,13 +89,8 @@ class Health:
             self._busy_since = self._clock()
         self._in_flight = count
 
-    def refusal(self) -> FairgateError | None:
-        """What new work is answered with, or None where it is served."""
-        served = self._ready and not self._closed and self._dead is None
-        return None if served else self.not_ready()
-
     def not_ready(self) -> FairgateError | None:
-        """Why no new work should be sent here, or None; served it may still be: see `refusal`."""
+        """Why no new work should be sent here, or None; what still comes may yet be served."""
         match self.state:
             case "ready":
                 return None

@@ -1,0 +1,128 @@
+"""One request to `/summarize` from its first byte to its last, and its one recorded end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import traceback
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from app.engine.api import TextEngine, Work
+from app.errors import TimedOut
+from app.summaries.body import read_body
+from app.summaries.documents import text_of
+from app.summaries.exchange import EventStream, Exchange
+from app.summaries.fields import fields_of_json, fields_of_query, merged
+from app.summaries.hang_up import (
+    ClientGone,
+    Receive,
+    Scope,
+    Send,
+    alongside,
+    raise_when_gone,
+)
+from app.summaries.limits import SummaryLimits
+from app.summaries.planner import plan_of
+from app.summaries.record import MakeWork, Record
+from app.summaries.request import SummaryRequest, request_of
+from app.summaries.results import Json, answer_of
+from app.summaries.summarizer import Summarizer
+from app.web.answers import as_fairgate_error
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """A complete answer, still to be sent."""
+
+    body: Json
+    queue_seconds: float | None
+
+
+class Handler:
+    """Answers requests to `/summarize`."""
+
+    def __init__(
+        self, engine: Callable[[], TextEngine], make_work: MakeWork, limits: SummaryLimits
+    ) -> None:
+        self._engine = engine
+        self._make_work = make_work
+        self._limits = limits
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request; the door has put its caller into the scope."""
+        record = Record(scope["state"]["caller"], "summarize", self._make_work)
+        exchange = Exchange(send, self._limits)
+        try:
+            request = await self._read(scope, receive)
+            if request.stream:
+                exchange = EventStream(send, self._limits)
+            answer = await alongside(
+                self._answer(request, record, exchange),
+                raise_when_gone(receive),
+                exchange.keep_awake(),
+            )
+            await exchange.finish(answer.body, answer.queue_seconds)
+            record.finished()
+        except ClientGone:
+            record.aborted()
+        except asyncio.CancelledError:
+            record.aborted()
+            raise
+        except Exception as error:  # noqa: BLE001 - the door of this room
+            await self._fail(record, exchange, error)
+
+    async def _read(self, scope: Scope, receive: Receive) -> SummaryRequest:
+        query = fields_of_query(scope["query_string"])
+        body = await read_body(scope, receive, max_bytes=self._limits.body_bytes)
+        most = self._limits.documents
+        if body.media_type == "application/json" or body.media_type.endswith("+json"):
+            return request_of(merged(query, fields_of_json(body)), max_documents=most)
+        return request_of(query, max_documents=most, text=text_of(body))
+
+    async def _answer(self, request: SummaryRequest, record: Record, exchange: Exchange) -> Answer:
+        engine = self._engine()
+        model = request.model or engine.model.name
+        record.check_model(model)
+        plan = await plan_of(engine, request)
+        work = record.begin(streamed=request.stream, batch=plan.calls > 1)
+        making = Summarizer(engine, work, plan, exchange, self._limits.parallel_calls)
+        async with _deadline(work):
+            results = await making.run()
+        timing = making.timing
+        body = answer_of(work.request_id, model, results, timing, many=request.many)
+        return Answer(body=body, queue_seconds=timing.queue_seconds)
+
+    async def _fail(self, record: Record, exchange: Exchange, error: Exception) -> None:
+        told = as_fairgate_error(error)
+        if told is not error:
+            # Not the exception's own text: it may quote the document.
+            _log.error(
+                "summaries.failed",
+                extra={
+                    "request_id": record.request_id,
+                    "error": type(error).__name__,
+                    "where": "".join(traceback.format_tb(error.__traceback__)),
+                },
+            )
+        try:
+            await exchange.fail(told)
+        except Exception:  # noqa: BLE001 - there is nobody left to tell
+            _log.info("summaries.untold", extra={"request_id": record.request_id})
+        finally:
+            record.failed(told)
+
+
+@asynccontextmanager
+async def _deadline(work: Work) -> AsyncIterator[None]:
+    """Raise `TimedOut` at the deadline of `work`, if it has one."""
+    try:
+        async with asyncio.timeout_at(work.deadline_seconds) as limit:
+            yield
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise TimedOut("the summary took longer than your requests may") from None
