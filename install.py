@@ -242,7 +242,7 @@ def main() -> int:
     extra = options.device or device()
     try:
         VENV.mkdir(exist_ok=True)
-        with (VENV / ".lock").open("w") as lock:
+        with (VENV / ".installing").open("w") as lock:  # uv takes `.lock`
             fcntl.flock(lock, fcntl.LOCK_EX)  # two at once: the second finds nothing to do
             if options.constraints:
                 make_venv()

@@ -28,6 +28,8 @@ from app.engine.api import Api, Outcome, TextEngine, Work
 from app.errors import Draining, EngineDead, FairgateError, Loading
 from app.metrics import Metrics
 from app.settings import Settings, SettingsError
+from app.summaries.limits import SummaryLimits
+from app.summaries.routes import mount_summaries
 from app.tenants.keys import key_hash
 from app.tenants.model import ANONYMOUS, Tenant
 from app.web.caller import Anonymous, Caller, Keys, OneTenant
@@ -254,6 +256,12 @@ class Gateway:
     def _mount(self) -> None:
         self._metrics.know_tenants([ANONYMOUS.id])
         mount_web(self._web, self._health)
+        mount_summaries(
+            self._web,
+            engine=self._text_engine,
+            make_work=self.make_work,
+            limits=SummaryLimits(body_bytes=self._settings.max_body_bytes),
+        )
 
     def _outer(self, origins: tuple[str, ...]) -> ASGIApp:
         """The door around everything, and CORS around the door where origins are allowed."""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from prometheus_client import REGISTRY, CollectorRegistry
-from prometheus_client.exposition import choose_encoder
+from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from app.metrics import Metrics
 
+_OPENMETRICS = "application/openmetrics-text"
 _WAITING = "vllm:num_requests_waiting"
 _WAITING_BY_REASON = "vllm:num_requests_waiting_by_reason"
 _GATEWAY = "gateway"
@@ -29,9 +31,17 @@ class MetricsPage(Collector):
         self._theirs = theirs
 
     def render(self, accept: str) -> tuple[str, bytes]:
-        """Content type and page in the format that the `Accept` header asks for."""
-        encode, content_type = choose_encoder(accept)
-        return content_type, encode(self)
+        """Content type and page, in OpenMetrics where the `Accept` header names it.
+
+        The library's own negotiation would turn `vllm:` into `vllm_` there, as if a colon were not
+        allowed, and every dashboard made for vLLM would be empty.
+        """
+        if _OPENMETRICS in accept:
+            page: bytes = openmetrics.generate_latest(  # type: ignore[no-untyped-call]  # untyped
+                self, escaping=openmetrics.ALLOWUTF8
+            )
+            return openmetrics.CONTENT_TYPE_LATEST, page
+        return CONTENT_TYPE_PLAIN_0_0_4, generate_latest(self)
 
     def collect(self) -> Iterator[Metric]:
         """Every series of both registries."""

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
+from dotenv import dotenv_values
 from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 PREFIX = "FAIRGATE_"
 ENV_FILE = ".env"
+
+ORIGIN = re.compile(r"https?://[^/\s*?#@]+")
 
 Port = Annotated[int, Field(ge=1, le=65535)]
 Seconds = Annotated[float, Field(ge=0, le=86_400)]
@@ -31,7 +35,7 @@ class Settings(BaseSettings):
         env_file_encoding="utf-8",
         env_ignore_empty=True,
         frozen=True,
-        extra="forbid",
+        extra="ignore",  # unknown_names() looks for misspelt ones; other lines of .env are not ours
     )
 
     host: str = Field(default="127.0.0.1", description="address of the API port")
@@ -97,6 +101,15 @@ class Settings(BaseSettings):
             return tuple(part.strip() for part in value.split(",") if part.strip())
         return value
 
+    @field_validator("allowed_origins")
+    @classmethod
+    def _real_origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in value:
+            if not ORIGIN.fullmatch(origin):
+                msg = f"{origin!r} is no origin: write scheme://host or scheme://host:port"
+                raise ValueError(msg)
+        return value
+
     @model_validator(mode="after")
     def _ports_differ(self) -> Self:
         if self.port == self.ops_port and self.host == self.ops_host:
@@ -123,14 +136,15 @@ def load_settings() -> Settings:
     Raises:
         SettingsError: with every problem found, unknown names and the nearest known one included.
     """
-    problems = unknown_names()
+    problems: list[str] = []
     try:
+        problems += unknown_names()
         settings = Settings()
     except ValidationError as error:
         problems += [_readable(detail) for detail in error.errors()]
         raise SettingsError(problems) from None
     except UnicodeDecodeError:
-        raise SettingsError([*problems, f"{ENV_FILE} is not UTF-8"]) from None
+        raise SettingsError([f"{ENV_FILE} is not UTF-8: save it as UTF-8"]) from None
     if problems:
         raise SettingsError(problems)
     return settings
@@ -146,14 +160,11 @@ def check() -> list[str]:
 
 
 def unknown_names() -> list[str]:
-    """One line for each `FAIRGATE_*` variable of the environment that is no setting.
-
-    pydantic-settings refuses unknown names in `.env` but not in the environment.
-    """
+    """One line for each `FAIRGATE_*` of the environment or of `.env` that is no setting."""
     known = [PREFIX + name.upper() for name in Settings.model_fields]
     return [
         f"{name}: no such setting; {_nearest(name, known)}"
-        for name in sorted(os.environ)
+        for name in sorted({*os.environ, *dotenv_values(ENV_FILE)})
         if name.upper().startswith(PREFIX) and name.upper() not in known
     ]
 
@@ -167,7 +178,4 @@ def _readable(detail: Any) -> str:
     if not detail["loc"]:
         return str(detail["msg"]).removeprefix("Value error, ")
     name = PREFIX + str(detail["loc"][0]).upper().removeprefix(PREFIX)
-    if detail["type"] == "extra_forbidden":
-        known = [PREFIX + field.upper() for field in Settings.model_fields]
-        return f"{name} in {ENV_FILE}: no such setting; {_nearest(name, known)}"
-    return f"{name}: {detail['msg']}"
+    return f"{name}: {str(detail['msg']).removeprefix('Value error, ')}"

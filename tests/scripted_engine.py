@@ -197,7 +197,7 @@ class ScriptedEngine:
                 yield step
                 return
             elif isinstance(step, Queued):
-                self._wait(call, step)
+                call.work.told_position(step.position, step.eta_seconds)
                 yield step
             else:
                 await self._linger(step)
@@ -213,12 +213,6 @@ class ScriptedEngine:
             await asyncio.Event().wait()
         if isinstance(step, asyncio.Event):
             await step.wait()
-
-    @staticmethod
-    def _wait(call: Call, step: Queued) -> None:
-        call.work.waited = True
-        if call.work.on_queued is not None:
-            call.work.on_queued(step.position, step.eta_seconds)
 
     def _most_tokens(self, call: Call) -> int:
         room = self._model.context_tokens - len(call.prompt.token_ids)

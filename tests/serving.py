@@ -19,6 +19,8 @@ import httpx
 
 SIMULATED = ("--simulate", "base=5,token=0.01,kv_tokens=60000", "--max-num-seqs", "64")
 READY_SECONDS = 240
+# Read before any test takes the settings out of the environment.
+CACHE_DIR = os.environ.get("FAIRGATE_CACHE_DIR")
 
 
 def free_port() -> int:
@@ -76,7 +78,7 @@ def launched(*flags: str, env: dict[str, str] | None = None) -> Iterator[Served]
                 cwd=folder,
                 env=clean
                 | {"FAIRGATE_PORT": str(port), "FAIRGATE_OPS_PORT": str(ops_port)}
-                | {"FAIRGATE_CACHE_DIR": value for value in [cache_dir()] if value}
+                | ({"FAIRGATE_CACHE_DIR": CACHE_DIR} if CACHE_DIR else {})
                 | (env or {}),
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -93,11 +95,6 @@ def launched(*flags: str, env: dict[str, str] | None = None) -> Iterator[Served]
                 except subprocess.TimeoutExpired:
                     os.killpg(process.pid, signal.SIGKILL)
                     process.wait()
-
-
-def cache_dir() -> str | None:
-    """The cache folder that the tests were told to use, so that the model is made only once."""
-    return os.environ.get("FAIRGATE_CACHE_DIR")
 
 
 @contextmanager

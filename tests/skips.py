@@ -26,9 +26,7 @@ def pytest_runtest_makereport(
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_make_collect_report() -> Generator[
-    None, pytest.CollectReport, pytest.CollectReport
-]:
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
     """A whole module that was skipped."""
     report = yield
     _refuse(report)

@@ -47,6 +47,7 @@ class Account:
         "credit",
         "entry",
         "in_flight",
+        "listeners",
         "marked",
         "member",
         "parked",
@@ -77,9 +78,11 @@ class Account:
         self.service = 0.0
         self.backlogged_seconds = 0.0
         self.marked = 0.0
+        self.listeners = 0
         self.promised = 0.0
         self.promised_seconds = 0.0
-        self.unreported: list[int] | None = None
+        # Prompt computed, prompt cached and completion tokens since the last `Served` event.
+        self.unreported = [0, 0, 0]
 
     @property
     def tenant(self) -> str:
@@ -103,4 +106,9 @@ class Account:
     def sweep(self) -> None:
         """Drop gone tickets from the middle of the queue once they are the larger part of it."""
         if len(self.queue) > 2 * self.waiting + FEW:
+            self.compact()
+
+    def compact(self) -> None:
+        """Drop every gone ticket: then a ticket's index is its position."""
+        if len(self.queue) > self.waiting:
             self.queue = deque(t for t in self.queue if t.state is State.WAITING)

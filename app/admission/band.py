@@ -28,9 +28,11 @@ class Band:
         "_entries",
         "_heap",
         "_parked",
+        "backlogged_service",
         "backlogged_weight",
         "counter",
         "eligible",
+        "grants",
         "highest",
         "light_tokens",
         "name",
@@ -46,6 +48,8 @@ class Band:
         self.counter = 0.0
         self.eligible = 0
         self.backlogged_weight = 0.0
+        self.backlogged_service = 0.0
+        self.grants = 0
         self.highest = 0.0
         self._heap: list[tuple[float, int, Account]] = []
         self._parked: list[tuple[float, int, Account]] = []
@@ -90,6 +94,7 @@ class Band:
 
     def dispatched(self, account: Account) -> None:
         """It goes now, before it is charged: the band's time moves to its counter."""
+        self.grants += 1
         if account.virtual > self.virtual:
             self.virtual = account.virtual
             self._unpark()
@@ -98,6 +103,8 @@ class Band:
         """Count `service`, in tokens at their prices, against the account and the band."""
         account.service += service
         account.virtual += service / account.weight
+        if account.waiting:
+            self.backlogged_service += service
         account.credit = max(-self.light_tokens, account.credit - service)
         self.counter += service / (self.weight or 1.0)
 
@@ -133,7 +140,7 @@ class Band:
         account.weight = weight
 
     def rebase(self, accounts: Iterable[Account]) -> None:
-        """Move the origin to the band's time; `accounts` are all of the band. Costs each of them."""
+        """Move the origin to the band's time; `accounts` are all that the band has."""
         offset, self.virtual = self.virtual, 0.0
         self.highest -= offset
         for account in accounts:

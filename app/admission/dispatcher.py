@@ -8,11 +8,14 @@ one event loop and is not safe to share between threads; `statistics()` alone ma
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Self
 
 from app.admission.clock import Clock, Timer
-from app.admission.scheduler import Scheduler, Statistics
+from app.admission.policy import BatchPolicy
+from app.admission.scheduler import Scheduler
+from app.admission.statistics import Statistics
 from app.admission.tenant_share import TenantShare
 from app.admission.ticket import Outcome, State, Ticket, WorkClass
 from app.errors import FairgateError
@@ -26,11 +29,22 @@ class Turn:
     as failed after an exception, else as aborted; after an end, nothing counts any more.
     """
 
-    __slots__ = ("_dispatcher", "ticket")
+    __slots__ = ("_clock", "_end", "_scheduler", "_wait", "ticket")
 
-    def __init__(self, dispatcher: Dispatcher, ticket: Ticket) -> None:
-        self._dispatcher = dispatcher
+    def __init__(
+        self,
+        ticket: Ticket,
+        scheduler: Scheduler,
+        clock: Clock,
+        *,
+        wait: Callable[[Ticket], Awaitable[None]],
+        end: Callable[[Ticket, Outcome, FairgateError | None], None],
+    ) -> None:
         self.ticket = ticket
+        self._scheduler = scheduler
+        self._clock = clock
+        self._wait = wait
+        self._end = end
 
     @property
     def queue_seconds(self) -> float:
@@ -44,18 +58,18 @@ class Turn:
 
     def first_token(self, *, cached_tokens: int = 0) -> None:
         """The engine has made the first token; so many of the prompt's came from its cache."""
-        self._dispatcher._first_token(self.ticket, cached_tokens)  # noqa: SLF001 - one file, one noun
+        self._scheduler.first_token(self.ticket, cached_tokens, self._clock.now())
 
     def tokens(self, count: int) -> None:
         """The engine has made so many more tokens, over all sequences."""
-        self._dispatcher._tokens(self.ticket, count)  # noqa: SLF001
+        self._scheduler.tokens(self.ticket, count, self._clock.now())
 
     def finish(self) -> None:
         """The engine is done with every sequence."""
-        self._dispatcher._end(self.ticket, "finished", None)  # noqa: SLF001
+        self._end(self.ticket, "finished", None)
 
     async def __aenter__(self) -> Self:
-        await self._dispatcher._wait(self.ticket)  # noqa: SLF001
+        await self._wait(self.ticket)
         return self
 
     async def __aexit__(
@@ -68,7 +82,7 @@ class Turn:
             return
         failed = isinstance(error, Exception)
         known = error if isinstance(error, FairgateError) else None
-        self._dispatcher._end(self.ticket, "failed" if failed else "aborted", known)  # noqa: SLF001
+        self._end(self.ticket, "failed" if failed else "aborted", known)
 
 
 class Dispatcher:
@@ -112,7 +126,7 @@ class Dispatcher:
             Refused: of any kind that admission knows, before or after waiting.
             InvalidRequest: more sequences than the engine runs.
         """
-        return Turn(self, ticket)
+        return Turn(ticket, self._scheduler, self._clock, wait=self._wait, end=self._end)
 
     def engine_stepped(self) -> None:
         """The engine has delivered the output of one step, one without tokens included."""
@@ -130,6 +144,16 @@ class Dispatcher:
         self._scheduler.forget_tenant(tenant)
         self._settle(self._clock.now())
 
+    @property
+    def policy(self) -> BatchPolicy:
+        """How much at once; may be replaced while it runs."""
+        return self._scheduler.policy
+
+    @policy.setter
+    def policy(self, policy: BatchPolicy) -> None:
+        self._scheduler.policy = policy
+        self._settle(self._clock.now())
+
     def drain(self) -> None:
         """Refuse new tickets; who waits or runs is served, parts of accepted work included."""
         self._scheduler.drain()
@@ -137,7 +161,7 @@ class Dispatcher:
     def kill(self, error: FairgateError) -> None:
         """The engine is dead: everyone who waits gets `error`, and so does whoever comes."""
         now = self._clock.now()
-        self._wake(self._scheduler.kill(error, now))
+        self._scheduler.kill(error, now)
         self._settle(now)
 
     def statistics(self) -> Statistics:
@@ -162,12 +186,6 @@ class Dispatcher:
                 raise
         if ticket.error is not None:
             raise ticket.error
-
-    def _first_token(self, ticket: Ticket, cached_tokens: int) -> None:
-        self._scheduler.first_token(ticket, cached_tokens, self._clock.now())
-
-    def _tokens(self, ticket: Ticket, count: int) -> None:
-        self._scheduler.tokens(ticket, count, self._clock.now())
 
     def _end(self, ticket: Ticket, outcome: Outcome, error: FairgateError | None) -> None:
         now = self._clock.now()

@@ -74,7 +74,8 @@ class KvPeak:
         self._correct_overdue()
         if not self._keys:
             return 0
-        return max(map(add, map(mul, count(1), self._ends), accumulate(self._bases)))
+        peaks = map(add, map(mul, count(1), self._ends), accumulate(self._bases))
+        return int(max(peaks))
 
     def fits(self, ticket: Ticket, limit_tokens: int) -> bool:
         """Whether the peak stays within the limit with this one too."""

@@ -32,7 +32,7 @@ class Ledger:
             "batch": Band("batch", rules.bands.batch, light),
         }
         self.background = Band("background", 0.0, light)
-        self._all_bands = (*self.bands.values(), self.background)
+        self.all_bands = (*self.bands.values(), self.background)
         self._counter = 0.0
         self.waiting = 0
         self.in_flight = 0
@@ -67,10 +67,14 @@ class Ledger:
         member = self.member(tenant)
         account = member.accounts.get(work_class)
         if account is None:
-            band = self._band_of(work_class, member.share.weight)
+            band = self.band(work_class, member.share.weight)
             account = Account(member, work_class, band, self._rules.light_tokens)
             member.accounts[work_class] = account
         return account
+
+    def band(self, work_class: WorkClass, weight: float) -> Band:
+        """Where a tenant of this weight queues its work of this class."""
+        return self.bands[work_class] if weight > 0 else self.background
 
     def accounts(self) -> Iterator[Account]:
         """Every account there is; safe to read from another thread, which may miss the newest."""
@@ -157,9 +161,6 @@ class Ledger:
             self._open(member)
         self._rest_if_idle(account)
 
-    def _band_of(self, work_class: WorkClass, weight: float) -> Band:
-        return self.bands[work_class] if weight > 0 else self.background
-
     def _unqueue(self, account: Account, ticket: Ticket) -> None:
         account.waiting -= 1
         account.backlog = account.backlog - ticket.cost if account.waiting else 0.0
@@ -183,7 +184,7 @@ class Ledger:
             account.band.leave(account)
 
     def _reweigh(self, account: Account, weight: float) -> None:
-        band = self._band_of(account.work_class, weight)
+        band = self.band(account.work_class, weight)
         if band is account.band:
             band.reweigh(account, weight or 1.0)
             return
@@ -202,6 +203,6 @@ class Ledger:
             return
         account.band.park(account)
         if self.waiting == 0 and self.in_flight == 0:
-            for band in self._all_bands:
+            for band in self.all_bands:
                 band.rest()
                 self._counter = max(self._counter, band.counter)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from array import array
-from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 
+from app.admission.recent import Recent
 from app.admission.ticket import Ticket
 
 # The last 256 lengths of a kind of request say enough and forget a change of habit in minutes.
@@ -18,52 +17,12 @@ SKETCHES = 4096
 UNKNOWN_TOKENS = 256
 
 
-class Sketch:
-    """The last lengths, sorted."""
-
-    __slots__ = ("_next", "_ring", "_sorted", "_total")
-
-    def __init__(self) -> None:
-        self._ring = array("q")
-        self._sorted = array("q")
-        self._next = 0
-        self._total = 0
-
-    def __len__(self) -> int:
-        return len(self._ring)
-
-    @property
-    def mean(self) -> float:
-        """Of what is remembered; there must be something."""
-        return self._total / len(self._ring)
-
-    def add(self, length: int) -> None:
-        """Remember one more, forgetting the oldest beyond `REMEMBERED`."""
-        if len(self._ring) < REMEMBERED:
-            self._ring.append(length)
-        else:
-            oldest = self._ring[self._next]
-            self._sorted.pop(bisect_left(self._sorted, oldest))
-            self._total -= oldest
-            self._ring[self._next] = length
-            self._next = (self._next + 1) % REMEMBERED
-        self._sorted.insert(bisect_right(self._sorted, length), length)
-        self._total += length
-
-    def quantile(self, share: float, beyond: int) -> int | None:
-        """Of the lengths above `beyond`; None where none was."""
-        lengths = self._sorted
-        first = bisect_right(lengths, beyond)
-        left = len(lengths) - first
-        return lengths[first + min(left - 1, int(share * left))] if left else None
-
-
 class Lengths:
     """Sketches per tenant, way of delivery and size of `max_tokens`, over one of everybody."""
 
     def __init__(self) -> None:
-        self._own: OrderedDict[tuple[str, bool, int], Sketch] = OrderedDict()
-        self._everybody: dict[int, Sketch] = {}
+        self._own: OrderedDict[tuple[str, bool, int], Recent] = OrderedDict()
+        self._everybody: dict[int, Recent] = {}
 
     def finished(self, ticket: Ticket) -> None:
         """Learn from an answer that the model ended; an aborted one would teach too little."""
@@ -71,13 +30,13 @@ class Lengths:
         key = (ticket.tenant, ticket.streamed, bucket)
         own = self._own.get(key)
         if own is None:
-            own = self._own[key] = Sketch()
+            own = self._own[key] = Recent(REMEMBERED)
             if len(self._own) > SKETCHES:
                 self._own.popitem(last=False)
         self._own.move_to_end(key)
         length = ticket.output_tokens // ticket.sequences
         own.add(length)
-        self._everybody.setdefault(bucket, Sketch()).add(length)
+        self._everybody.setdefault(bucket, Recent(REMEMBERED)).add(length)
 
     def mean(self, ticket: Ticket) -> float:
         """Expected output tokens of one sequence, never above its limit."""
@@ -104,11 +63,11 @@ class Lengths:
         everybody = self._everybody.get(bucket)
         if everybody is None:
             return limit
-        theirs = everybody.quantile(share, beyond)
+        theirs = everybody.quantile(share, beyond=beyond)
         prior = unknown if theirs is None else theirs
         if own is None:
             return min(limit, round(prior))
-        mine = own.quantile(share, beyond)
+        mine = own.quantile(share, beyond=beyond)
         count = len(own) if mine is not None else 0
         blend = (count * (mine or 0) + PRIOR_WEIGHT * prior) / (count + PRIOR_WEIGHT)
         return min(limit, max(beyond + 1, round(blend)))

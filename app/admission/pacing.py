@@ -1,16 +1,18 @@
 """How many prompts a step: prompts that come together slow everyone's next token together.
 
-They also end together, and so come together again: without pacing a flood keeps its rhythm. What
-is allowed per step is what keeps the engine full: as many prompts as sequences end in a step, and
-a part of what is free. It is refilled by engine steps, and by time where none come.
+They also end together, and so come together again: without pacing a flood keeps its rhythm, with
+long prefills and then long spans in which no place comes free. What keeps the engine full is known
+from Little's law: as many prompts a step as it runs sequences, over the steps that one stays. A
+part of what is free is added, so that an empty engine fills. Steps refill the allowance, and time
+does where no steps come.
 """
 
 from __future__ import annotations
 
-# Steps over which the rate of endings is averaged: about the length of a short answer.
-AVERAGED_STEPS = 32
-# A sixteenth of what is free per step fills an empty engine in about half a second at common steps.
-FREE_SHARE = 16
+# Endings over which the steps of a stay are averaged: about what common engines run at once.
+AVERAGED_ENDINGS = 64
+# The part of the free places that may be filled per step beyond what endings need.
+FREE_PART = 1 / 32
 # Without steps for this long there is nothing to pace.
 IDLE_SECONDS = 0.25
 
@@ -18,12 +20,12 @@ IDLE_SECONDS = 0.25
 class Pace:
     """The allowance of prompts for the current step."""
 
-    __slots__ = ("_ended", "_endings", "_left", "_refilled_seconds")
+    __slots__ = ("_left", "_refilled_seconds", "_stay", "steps")
 
     def __init__(self) -> None:
+        self.steps = 0
         self._left = 1.0
-        self._ended = 0
-        self._endings = 0.0
+        self._stay: float | None = None
         self._refilled_seconds = 0.0
 
     @property
@@ -40,15 +42,17 @@ class Pace:
         """A prompt was handed over."""
         self._left -= 1.0
 
-    def ended(self, sequences: int) -> None:
-        """So many sequences are done."""
-        self._ended += sequences
+    def ended(self, stayed_steps: int) -> None:
+        """A request left the engine after so many steps."""
+        if self._stay is None:
+            self._stay = float(stayed_steps)
+        self._stay += (stayed_steps - self._stay) / AVERAGED_ENDINGS
 
-    def stepped(self, free_sequences: int, now: float) -> None:
+    def stepped(self, limit_sequences: int, free_sequences: int, now: float) -> None:
         """The engine has made a step."""
-        self._endings += (self._ended - self._endings) / AVERAGED_STEPS
-        self._ended = 0
-        self._refill(max(1.0, self._endings + free_sequences / FREE_SHARE), now)
+        self.steps += 1
+        needed = 1.0 if self._stay is None else limit_sequences / max(1.0, self._stay)
+        self._refill(max(1.0, needed + free_sequences * FREE_PART), now)
 
     def tick(self, now: float) -> None:
         """Refill where no steps come."""

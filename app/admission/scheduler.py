@@ -1,72 +1,90 @@
-"""The state machine of admission: what happens comes in, who may go comes out. No clock, no await."""
+"""The state machine of admission: what happens comes in, and who may go comes out.
+
+No clock and no await: `now` is a parameter, in monotonic seconds that never go back. Everything
+that happens is told to the observer. `pump()` after any input gives the tickets that left the
+queue since: granted, expired, or failed with the engine.
+"""
 
 from __future__ import annotations
 
-import random
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
-from app.admission.events import (
-    Ended,
-    FirstToken,
-    Granted,
-    Observer,
-    Refused,
-    Served,
-    Silence,
-    Waiting,
-)
-from app.admission.policy import Capacity, Fixed
+from app.admission.account import Account
+from app.admission.deadlines import Deadlines
+from app.admission.events import Observer, Silence
+from app.admission.fairness import FairnessMeter
+from app.admission.forecast import Forecast
+from app.admission.gate import Gate
+from app.admission.holds import Holds
+from app.admission.ledger import Ledger
+from app.admission.lengths import Lengths
+from app.admission.policy import BatchPolicy, Capacity, Fair, Hindrance
+from app.admission.positions import Positions
+from app.admission.reporter import Reporter
+from app.admission.rules import Rules
+from app.admission.statistics import AccountStatistics, Statistics
 from app.admission.tenant_share import TenantShare
 from app.admission.ticket import Outcome, State, Ticket, WorkClass
-from app.errors import Draining, FairgateError, InvalidRequest, QueueFull, WaitTooLong
-
-# After an abort the engine runs the sequences until its next step; without steps, it is soon idle.
-HOLD_STEPS = 2
-HOLD_SECONDS = 0.25
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Statistics:
-    """A moment of admission."""
-
-    queued: int
-    running: int
-    active_sequences: int
-    sequence_limit: int
+from app.admission.window import Window
+from app.errors import FairgateError, TimedOut
 
 
 class Scheduler:
-    """First come, first served, up to a fixed number of sequences (the fair one replaces this)."""
+    """The ledger says who is next, the policy whether it fits, the gate who may wait at all.
+
+    `jitter()` gives a number between 0 and 1, to spread those who are told to come back.
+    """
 
     def __init__(
         self,
         capacity: Capacity,
         *,
-        policy: Fixed | None = None,
+        policy: BatchPolicy | None = None,
+        rules: Rules | None = None,
         observer: Observer | None = None,
         jitter: Callable[[], float] | None = None,
     ) -> None:
-        self._capacity = capacity
-        self._policy = policy or Fixed()
-        self._observer = observer or Silence()
-        self._jitter = jitter or random.Random(0).random
-        self._tenants: dict[str, TenantShare] = {}
-        self._queue: deque[Ticket] = deque()
-        self._active = 0
-        self._running = 0
-        self._held: deque[tuple[int, float, Ticket]] = deque()
-        self._steps = 0
-        self._draining = False
-        self._dead: FairgateError | None = None
-        self._limit = min(self._policy.active_sequences or 1 << 30, capacity.sequences)
+        rules = Rules() if rules is None else rules
+        self._report = Reporter(observer or Silence())
+        self._ledger = Ledger(rules)
+        self._lengths = Lengths()
+        self._window = Window(capacity, self._lengths)
+        self._forecast = Forecast(self._ledger.all_bands, jitter or (lambda: 0.5))
+        self._gate = Gate(
+            rules,
+            policy or Fair(),
+            ledger=self._ledger,
+            lengths=self._lengths,
+            window=self._window,
+            forecast=self._forecast,
+        )
+        self._positions = Positions(self._eta)
+        self._deadlines = Deadlines()
+        self._holds = Holds()
+        self._fairness = FairnessMeter()
+        self._hindrance: Hindrance | None = None
+        self._left: list[Ticket] = []
+
+    @property
+    def policy(self) -> BatchPolicy:
+        """How much at once; may be replaced while it runs."""
+        return self._gate.policy
+
+    @policy.setter
+    def policy(self, policy: BatchPolicy) -> None:
+        self._gate.policy = policy
 
     def set_tenant(self, share: TenantShare) -> None:
-        self._tenants[share.id] = share
+        """The tenant's share and limits from now on."""
+        self._ledger.set_share(share)
 
     def forget_tenant(self, tenant: str) -> None:
-        self._tenants.pop(tenant, None)
+        """The tenant has the default share from now on."""
+        self._ledger.forget(tenant)
+
+    def drain(self) -> None:
+        """Refuse whoever comes now, but parts of what was accepted."""
+        self._gate.draining = True
 
     def check(
         self,
@@ -79,194 +97,234 @@ class Scheduler:
         max_wait_seconds: float | None = None,
     ) -> None:
         """Raise what `submit()` would raise now, as far as it is known without the prompt."""
-        if self._dead is not None:
-            raise self._dead
-        if self._draining:
-            raise Draining("this server is about to stop; try again on another one")
-        if sequences > self._limit:
-            raise InvalidRequest(f"n is at most {self._limit} on this server", param="n")
-        share = self._tenants.get(tenant) or TenantShare(id=tenant)
-        waiting = sum(1 for t in self._queue if t.tenant == tenant and t.state is State.WAITING)
-        if share.queued is not None and waiting >= share.queued and self._active >= self._limit:
-            self._observer.on_event(
-                Refused(
-                    tenant=tenant, work_class=work_class, code="queue_full", retry_after_seconds=1
-                )
+        try:
+            self._gate.check(
+                tenant,
+                work_class,
+                now=now,
+                sequences=sequences,
+                arrived_seconds=now if arrived_seconds is None else arrived_seconds,
+                max_wait_seconds=max_wait_seconds,
             )
-            raise QueueFull(f"this tenant already has {waiting} requests waiting")
+        except FairgateError as error:
+            self._report.refused(tenant, work_class, error)
+            raise
 
     def submit(self, ticket: Ticket, now: float) -> None:
-        if not ticket.part or self._dead is not None:
-            self.check(ticket.tenant, ticket.work_class, now=now, sequences=ticket.sequences)
-        ticket.state = State.WAITING
-        ticket.submitted_seconds = now
-        self._queue.append(ticket)
+        """The ticket waits from now on; `pump()` may grant it at once.
 
-    def pump(self, now: float) -> list[Ticket]:
-        """Grant and expire whatever is due; returns the tickets that left the queue."""
-        left: list[Ticket] = []
-        while self._queue:
-            ticket = self._queue[0]
-            if ticket.state is not State.WAITING:
-                self._queue.popleft()
-            elif ticket.wait_deadline_seconds is not None and ticket.wait_deadline_seconds <= now:
-                self._end(self._queue.popleft(), "expired", now, WaitTooLong("waited too long"))
-                left.append(ticket)
-            elif self._active and self._active + ticket.sequences > self._limit:
-                break
-            else:
-                self._queue.popleft()
-                self._active += ticket.sequences
-                self._running += 1
-                ticket.state = State.GRANTED
-                ticket.granted_seconds = now
-                left.append(ticket)
-                self._observer.on_event(
-                    Granted(
-                        tenant=ticket.tenant,
-                        work_class=ticket.work_class,
-                        request_id=ticket.request_id,
-                        sequences=ticket.sequences,
-                        prompt_tokens=ticket.prompt_tokens,
-                        queue_seconds=ticket.queue_seconds,
-                    )
-                )
-        return left
+        Raises:
+            FairgateError: it may not even wait; then it has ended as rejected.
+        """
+        try:
+            self._gate.admit(ticket, now)
+        except FairgateError as error:
+            self._report.refused(ticket.tenant, ticket.work_class, error)
+            raise
+        account = ticket.account = self._ledger.account(ticket.tenant, ticket.work_class)
+        ticket.state = State.WAITING
+        self._ledger.push(account, ticket, now)
+        self._deadlines.add(ticket)
 
     def announce(self, ticket: Ticket, now: float) -> None:
-        """Tell a ticket that has to wait where it stands."""
-        position = sum(
-            1 for t in self._queue if t.tenant == ticket.tenant and t.state is State.WAITING
-        )
-        self._observer.on_event(
-            Waiting(
-                tenant=ticket.tenant,
-                work_class=ticket.work_class,
-                request_id=ticket.request_id,
-                position=position,
-                eta_seconds=0.0,
-            )
-        )
-        if ticket.on_queued is not None:
-            ticket.on_queued(position, 0.0)
+        """After a `pump()` that did not grant it: tell a new ticket where it stands."""
+        account = _account(ticket)
+        if ticket.modelled_seconds is not None:
+            ticket.predicted_seconds = self._forecast.likely(account.band, ticket.modelled_seconds)
+        self._report.waiting(ticket, self._positions.joined(account, ticket, now))
+
+    def pump(self, now: float) -> list[Ticket]:
+        """Grant whoever may go; the tickets that left the queue since the last call."""
+        while (account := self._next(now)) is not None:
+            self._grant(account, now)
+        left, self._left = self._left, []
+        return left
 
     def first_token(self, ticket: Ticket, cached_tokens: int, now: float) -> None:
+        """The engine has made the first token; so many of the prompt's came from its cache."""
         if ticket.state is not State.GRANTED or ticket.first_token_seconds is not None:
             return
+        account = _account(ticket)
         ticket.first_token_seconds = now
-        ticket.cached_tokens = cached_tokens
-        self._observer.on_event(
-            FirstToken(
-                tenant=ticket.tenant,
-                work_class=ticket.work_class,
-                request_id=ticket.request_id,
-                seconds=now - ticket.arrived_seconds,
-                prompt_tokens=ticket.prompt_tokens,
-                cached_tokens=cached_tokens,
-            )
-        )
-        self._observer.on_event(
-            Served(
-                tenant=ticket.tenant,
-                work_class=ticket.work_class,
-                prompt_tokens=ticket.prompt_tokens - cached_tokens,
-                cached_tokens=cached_tokens,
-                completion_tokens=0,
-            )
-        )
+        ticket.cached_tokens = min(max(0, cached_tokens), ticket.prompt_tokens)
+        if ticket.cached_tokens:
+            self._ledger.refund_cached(account, ticket.cached_tokens)
+        self._window.first_token(ticket)
+        self._forecast.first_token(now - (ticket.granted_seconds or now))
+        self._report.first_token(account, ticket, now)
 
     def tokens(self, ticket: Ticket, count: int, now: float) -> None:
+        """The engine has made more tokens; what it makes after an abort counts too."""
+        if not ticket.holds:
+            return
+        if ticket.first_token_seconds is None:
+            self.first_token(ticket, 0, now)
+        account = _account(ticket)
         ticket.output_tokens += count
-        self._observer.on_event(
-            Served(
-                tenant=ticket.tenant,
-                work_class=ticket.work_class,
-                prompt_tokens=0,
-                cached_tokens=0,
-                completion_tokens=count,
-            )
-        )
+        ticket.last_token_seconds = now
+        self._ledger.charge_output(account, count)
+        self._report.tokens(account, count)
 
     def end(
         self, ticket: Ticket, outcome: Outcome, now: float, error: FairgateError | None = None
     ) -> None:
-        """The turn is over; what was not finished holds its place until the engine has stopped it."""
-        if ticket.state is State.ENDED:
-            return
-        granted = ticket.state is State.GRANTED
-        self._end(ticket, outcome, now, error)
-        if not granted:
-            return
-        if outcome == "finished" or self._dead is not None:
-            self._release(ticket)
-        else:
-            self._held.append((self._steps + HOLD_STEPS, now + HOLD_SECONDS, ticket))
+        """The turn, or the wait for it, is over; only the first call counts."""
+        if ticket.state is State.WAITING:
+            self._unqueue(ticket, outcome, now, error)
+        elif ticket.state is State.GRANTED:
+            self._window.ended(ticket)
+            unused = outcome == "failed" and ticket.first_token_seconds is None
+            if outcome == "finished":
+                self._lengths.finished(ticket)
+            elif unused and not isinstance(error, TimedOut):
+                # It failed before its prompt was worked on; one that ran out of time did not.
+                self._ledger.refund_unused(_account(ticket), ticket.prompt_tokens)
+            self._close(ticket, outcome, now, error)
+            if outcome == "finished" or self._gate.dead is not None:
+                self._release(ticket)
+            else:
+                self._holds.add(ticket, now)
 
     def take_back(self, ticket: Ticket, now: float) -> None:
-        """A grant whose waiter is gone: as if it had never been given."""
+        """Whoever waited is gone; a grant that it had not seen yet is as if never given."""
         if ticket.state is State.GRANTED:
-            self._end(ticket, "aborted", now, None)
+            self._window.ended(ticket)
+            self._ledger.refund_unused(_account(ticket), ticket.prompt_tokens)
+            self._close(ticket, "aborted", now, None)
             self._release(ticket)
         else:
             self.end(ticket, "aborted", now)
 
     def stepped(self, now: float) -> None:
-        self._steps += 1
+        """The engine has delivered the output of a step."""
+        window = self._window
+        self._holds.stepped(now)
+        window.stepped(self.policy.limit(window.capacity), now)
+        self._report.served()
         self.tick(now)
 
     def tick(self, now: float) -> None:
-        while self._held and (self._held[0][0] <= self._steps or self._held[0][1] <= now):
-            self._release(self._held.popleft()[2])
+        """Time has passed."""
+        for ticket in self._holds.due(now):
+            self._release(ticket)
+        for ticket in self._deadlines.due(now):
+            self._expire(ticket, now)
+        self._window.pace.tick(now)
+        self._forecast.sample(now)
+        self._fairness.sample(self._ledger.accounts(), now)
+        self._positions.tick(now)
 
     def next_wakeup(self) -> float | None:
-        deadlines = [
-            t.wait_deadline_seconds
-            for t in self._queue
-            if t.state is State.WAITING and t.wait_deadline_seconds is not None
-        ]
-        if self._held:
-            deadlines.append(self._held[0][1])
-        return min(deadlines, default=None)
+        """When to call `tick()`, if nothing else happens before."""
+        paced = self._hindrance is Hindrance.PACING
+        times = (
+            self._deadlines.next_seconds(),
+            self._holds.next_seconds,
+            self._positions.next_seconds,
+            self._window.pace.refill_seconds if paced else None,
+        )
+        return min((time for time in times if time is not None), default=None)
 
-    def drain(self) -> None:
-        self._draining = True
-
-    def kill(self, error: FairgateError, now: float) -> list[Ticket]:
-        self._dead = error
-        left = [t for t in self._queue if t.state is State.WAITING]
-        self._queue.clear()
-        for ticket in left:
-            self._end(ticket, "failed", now, error)
-        while self._held:
-            self._release(self._held.popleft()[2])
-        return left
+    def kill(self, error: FairgateError, now: float) -> None:
+        """The engine is dead: everyone who waits gets `error`, and whoever comes."""
+        self._gate.dead = error
+        for account in self._ledger.accounts():
+            while (ticket := account.head()) is not None:
+                self._unqueue(ticket, "failed", now, error)
+        for ticket in self._holds.all():
+            self._release(ticket)
 
     def statistics(self) -> Statistics:
+        """This moment; may be called from another thread, which may see a step half counted."""
+        window, gate = self._window, self._gate
         return Statistics(
-            queued=sum(1 for t in self._queue if t.state is State.WAITING),
-            running=self._running,
-            active_sequences=self._active,
-            sequence_limit=self._limit,
+            policy=gate.policy.name,
+            draining=gate.draining,
+            queued=self._ledger.waiting,
+            running=self._ledger.in_flight,
+            active_sequences=window.sequences,
+            sequence_limit=gate.policy.limit(window.capacity),
+            kv_ceiling_tokens=window.kv.ceiling,
+            kv_limit_tokens=window.capacity.kv_tokens,
+            fairness_index=self._fairness.index,
+            accounts=tuple(AccountStatistics.of(a) for a in self._ledger.accounts()),
         )
 
-    def _release(self, ticket: Ticket) -> None:
-        self._active -= ticket.sequences
-        self._running -= 1
+    def _next(self, now: float) -> Account | None:
+        """Whose head may be granted now; heads whose time is up expire on the way."""
+        for rank, account in enumerate(self._ledger.heads()):
+            ticket = account.head()
+            while ticket is not None and ticket.deadline_seconds < now:
+                self._expire(ticket, now)
+                ticket = account.head()
+            if ticket is None:
+                # Its tenant has nothing left: the bands must be asked again who is next.
+                return self._next(now)
+            if self._may_go(account, ticket, rank):
+                return account
+        return None
 
-    def _end(
+    def _may_go(self, account: Account, ticket: Ticket, rank: int) -> bool:
+        band = account.band
+        ticket.background = band is self._ledger.background
+        ticket.light = self.policy.light_first and account.credit > 0 and band.name == "interactive"
+        # Nobody passes who is next, but a light tenant of the other band uses the reserve.
+        if rank and not ticket.light:
+            return False
+        hindrance = None
+        if self._window.sequences:
+            hindrance = self.policy.hindrance(ticket, self._window)
+        self._hindrance = hindrance
+        return hindrance is None
+
+    def _grant(self, account: Account, now: float) -> None:
+        ticket = self._ledger.dispatch(account)
+        ticket.state, ticket.holds, ticket.granted_seconds = State.GRANTED, True, now
+        self._window.grant(ticket)
+        self._deadlines.left(ticket)
+        self._positions.left(account, ticket)
+        if ticket.predicted_seconds is not None:
+            waited = now - ticket.submitted_seconds
+            self._forecast.waited(account.band, ticket.modelled_seconds, waited)
+        self._left.append(ticket)
+        self._report.granted(ticket)
+
+    def _expire(self, ticket: Ticket, now: float) -> None:
+        account = _account(ticket)
+        waited = now - ticket.submitted_seconds
+        self._forecast.waited(account.band, ticket.modelled_seconds, waited)
+        error = self._gate.waited_too_long(ticket, account, now)
+        self._unqueue(ticket, "expired", now, error)
+
+    def _unqueue(
         self, ticket: Ticket, outcome: Outcome, now: float, error: FairgateError | None
     ) -> None:
-        granted = ticket.state is State.GRANTED
+        account = _account(ticket)
+        self._close(ticket, outcome, now, error)
+        self._ledger.left(account, ticket)
+        self._deadlines.left(ticket)
+        self._positions.left(account, ticket)
+        self._left.append(ticket)
+
+    def _close(
+        self, ticket: Ticket, outcome: Outcome, now: float, error: FairgateError | None
+    ) -> None:
         ticket.state, ticket.outcome, ticket.error = State.ENDED, outcome, error
-        self._observer.on_event(
-            Ended(
-                tenant=ticket.tenant,
-                work_class=ticket.work_class,
-                request_id=ticket.request_id,
-                outcome=outcome,
-                code=None if error is None else error.code,
-                granted=granted,
-                queue_seconds=ticket.queue_seconds if granted else now - ticket.arrived_seconds,
-                output_tokens=ticket.output_tokens,
-            )
-        )
+        self._report.ended(ticket, now)
+
+    def _release(self, ticket: Ticket) -> None:
+        ticket.holds = False
+        self._window.release(ticket)
+        self._ledger.release(_account(ticket))
+
+    def _eta(self, account: Account, position: int) -> float:
+        """The predicted rest of the wait at a position of the account's queue."""
+        ahead = account.backlog * (position - 1) / max(1, account.waiting)
+        modelled = self._forecast.wait_behind(account.band, account, account.weight, ahead)
+        return 0.0 if modelled is None else self._forecast.likely(account.band, modelled)
+
+
+def _account(ticket: Ticket) -> Account:
+    if ticket.account is None:
+        raise LookupError(f"{ticket.request_id} was never submitted")
+    return ticket.account

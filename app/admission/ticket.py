@@ -59,14 +59,18 @@ class Ticket:
     account: Account | None = field(default=None, init=False, repr=False)
     cost: float = field(default=0.0, init=False)
     light: bool = field(default=False, init=False)
+    background: bool = field(default=False, init=False)
     holds: bool = field(default=False, init=False)
     reservation: Reservation | None = field(default=None, init=False, repr=False)
     deadline_seconds: float = field(default=float("inf"), init=False)
     predicted_seconds: float | None = field(default=None, init=False)
+    modelled_seconds: float | None = field(default=None, init=False)
     told_position: int = field(default=0, init=False)
     submitted_seconds: float = field(default=0.0, init=False)
     granted_seconds: float | None = field(default=None, init=False)
+    granted_step: int = field(default=0, init=False)
     first_token_seconds: float | None = field(default=None, init=False)
+    last_token_seconds: float | None = field(default=None, init=False)
     cached_tokens: int = field(default=0, init=False)
     output_tokens: int = field(default=0, init=False)
 
@@ -76,3 +80,11 @@ class Ticket:
         if self.granted_seconds is None:
             return 0.0
         return max(0.0, self.granted_seconds - self.arrived_seconds)
+
+    @property
+    def seconds_per_token(self) -> float | None:
+        """From the first token to the last, per token of a sequence; None below two tokens."""
+        more = self.output_tokens / self.sequences - 1
+        if self.first_token_seconds is None or self.last_token_seconds is None or more <= 0:
+            return None
+        return (self.last_token_seconds - self.first_token_seconds) / more

@@ -53,6 +53,7 @@ class Window:
         if self._background(ticket):
             self.deferred_sequences += ticket.sequences
         ticket.reservation = self.kv.reserve(ticket)
+        ticket.granted_step = self.pace.steps
 
     def first_token(self, ticket: Ticket) -> None:
         """Its prompt is done."""
@@ -73,15 +74,15 @@ class Window:
             self.heavy_sequences -= ticket.sequences
         if self._background(ticket):
             self.deferred_sequences -= ticket.sequences
-        self.pace.ended(ticket.sequences)
+        self.pace.ended(self.pace.steps - ticket.granted_step)
         if ticket.reservation is not None:
             self.kv.release(ticket.reservation)
             ticket.reservation = None
 
-    def stepped(self, free_sequences: int, now: float) -> None:
-        """The engine has made a step."""
+    def stepped(self, limit_sequences: int, now: float) -> None:
+        """The engine has made a step; it may hold so many sequences."""
         self.kv.stepped()
-        self.pace.stepped(free_sequences, now)
+        self.pace.stepped(limit_sequences, max(0, limit_sequences - self.sequences), now)
 
     @staticmethod
     def _background(ticket: Ticket) -> bool:

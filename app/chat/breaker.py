@@ -48,10 +48,14 @@ class Breaker(Generic[Reason]):
         except TimeoutError:
             if not scope.expired():
                 raise
-            self.reason = self._late if self.reason is None else self.reason
+            self._expire()
             return None
         finally:
             self._scope = None
+
+    def _expire(self) -> None:
+        if self.reason is None:
+            self.reason = self._late
 
     def _reschedule(self, seconds: float | None) -> None:
         if self._scope is not None and not self._scope.expired():

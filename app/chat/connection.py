@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from app.chat.breaker import Breaker
 from app.chat.outlet import AsgiMessage, Outlet
 from app.errors import FairgateError, Internal, TooLarge, UnsupportedMediaType
+from app.tenants.model import Tenant
 from app.web.answers import answer_of
 from app.web.caller import Caller
 
@@ -62,7 +63,8 @@ class Talk(Protocol):
 class Connection:
     """Reads the socket, and closes it for whoever says so first.
 
-    `caller` is None until the key is known, `talk` until the first frame says which mode this is.
+    `caller` is None until the key is known, and `caller_for` makes it of the key's tenant; `talk` is
+    None until the first frame says which mode this is.
     """
 
     __slots__ = (
@@ -71,17 +73,22 @@ class Connection:
         "_max_frame_bytes",
         "_receive",
         "caller",
+        "caller_for",
         "heard_seconds",
         "outlet",
-        "request_id",
         "talk",
     )
 
     def __init__(
-        self, *, receive: Receive, outlet: Outlet, request_id: str, max_frame_bytes: int
+        self,
+        *,
+        receive: Receive,
+        outlet: Outlet,
+        caller_for: Callable[[Tenant], Caller],
+        max_frame_bytes: int,
     ) -> None:
         self.outlet = outlet
-        self.request_id = request_id
+        self.caller_for = caller_for
         self.caller: Caller | None = None
         self.talk: Talk | None = None
         self.heard_seconds: float | None = None
@@ -89,6 +96,11 @@ class Connection:
         self._max_frame_bytes = max_frame_bytes
         self._breaker: Breaker[Verdict] = Breaker()
         self._deaf = False
+
+    @property
+    def busy(self) -> bool:
+        """Whether an answer is on its way."""
+        return self.talk is not None and self.talk.busy
 
     @property
     def closing(self) -> bool:
@@ -139,21 +151,25 @@ class Connection:
 
         A peer that does not read cannot be told: after `closing_seconds` it is left alone.
         """
-        goodbye = gone = False
+        goodbye = False
         try:
-            await self._breaker.run(talk)
-        except Left as left:
-            gone, goodbye = True, left.goodbye
-        except Exception:
-            logger.exception("chat.failed", extra={"request_id": self.request_id})
-            self.finish(Verdict.of(Internal("internal error")))
-        try:
-            verdict = self._breaker.reason
-            if verdict is not None and not gone:
-                with suppress(TimeoutError):
-                    async with timeout(closing_seconds):
-                        await self.outlet.close(verdict.code, verdict.reason, last=verdict.frame)
+            goodbye = await self._until_the_end(talk, closing_seconds)
         finally:
             self.outlet.abandon()
             if self.talk is not None:
                 self.talk.left(goodbye=goodbye)
+
+    async def _until_the_end(self, talk: Coroutine[Any, Any, None], closing_seconds: float) -> bool:
+        try:
+            await self._breaker.run(talk)
+        except Left as left:
+            return left.goodbye
+        except Exception:
+            logger.exception("chat.failed")
+            self.finish(Verdict.of(Internal("internal error")))
+        verdict = self._breaker.reason
+        if verdict is not None:
+            with suppress(TimeoutError):
+                async with timeout(closing_seconds):
+                    await self.outlet.close(verdict.code, verdict.reason, last=verdict.frame)
+        return False

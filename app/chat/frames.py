@@ -17,6 +17,7 @@ from app.web.answers import retry_after
 quote = json.JSONEncoder(ensure_ascii=False).encode
 """The JSON of one string."""
 
+MOST_SECONDS = 1e9  # JSON knows no infinity
 PONG = '{"type":"pong"}'
 
 
@@ -87,7 +88,7 @@ def error(seq: int, problem: FairgateError, turn: str | None = None) -> str:
 
 
 def _seconds(value: float) -> float:
-    return round(max(0.0, value), 4)
+    return round(min(max(0.0, value), MOST_SECONDS), 4)
 
 
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode

@@ -23,7 +23,7 @@ class ChatLimits:
     resume_seconds: float = 120.0
     idle_seconds: float = 3600.0
     stall_seconds: float = 30.0
-    closing_seconds: float = 5.0
+    closing_seconds: float = 3.0
     bad_frames: int = 20
     frames_per_second: int = 50
     connections: int = 20_000

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from typing import Any
 
-AsgiMessage = dict[str, Any]
+AsgiMessage = MutableMapping[str, Any]
 Send = Callable[[AsgiMessage], Awaitable[None]]
 
 MOST_WAITING = 64  # answers to a client's own frames that may wait behind a stalled send
@@ -99,6 +99,7 @@ class Outlet:
             self._open = False
             self._line.clear()
         finally:
+            self._abandoned = False
             self._writer = None
             self.blocked_since = None
             if self._turn_over is not None:

@@ -1,4 +1,4 @@
-"""When a waiting client hears its place again: soon enough to be news, seldom enough to be cheap."""
+"""When a waiting client hears its place again: as news, but not as often as it changes."""
 
 from __future__ import annotations
 

@@ -9,9 +9,10 @@ from app.errors import SessionNotFound
 
 
 class Sessions:
-    """Finds sessions by id; keeps lost ones for `resume_seconds`, so many a tenant, oldest first out.
+    """Finds sessions by id; keeps those that lost their socket for `resume_seconds`.
 
-    Times are monotonic seconds.
+    A tenant may leave `most_detached` of them behind, or as many as it may hold connections; then
+    the oldest goes. Times are monotonic seconds.
     """
 
     def __init__(self, *, resume_seconds: float, most_detached: int) -> None:

@@ -87,6 +87,7 @@ def _number(code: object) -> int:
 
 def _words(status: int) -> str:
     return {
+        400: "the body cannot be read: send one JSON object of ordinary depth",
         404: "no such path here; the README lists what there is",
         405: "this path does not take that method",
     }.get(status, "the request failed")

@@ -14,6 +14,7 @@ import math
 from array import array
 from collections.abc import Sequence
 from hashlib import blake2b
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from app.engine.step_time import DEFAULT_ANSWER_TOKENS
@@ -37,26 +38,26 @@ def words_of(tokenizer: Any, vocab_tokens: int) -> tuple[int, ...]:
     if tokenizer is None:
         return tuple(range(min(vocab_tokens, WORDS)))
     special = set(tokenizer.all_special_ids)
-    pieces = sorted((i, p) for p, i in tokenizer.get_vocab().items() if i < vocab_tokens)
-    ordinary = [(token, piece) for token, piece in pieces if token not in special]
-    # Byte-level vocabularies mark a leading space by Ġ, SentencePiece by ▁.
-    spaced = [(token, piece[1:]) for token, piece in ordinary if piece[:1] in ("Ġ", "▁")]
-    words = [
-        token
-        for token, word in spaced
-        if len(word) > 1
-        and word.isascii()
-        and word.isalpha()
-        and tokenizer.decode([token]).strip() == word
-    ][:WORDS]
+    pieces = sorted((token, piece) for piece, token in tokenizer.get_vocab().items())
+    ordinary = [item for item in pieces if item[0] < vocab_tokens and item[0] not in special]
+    words = list(
+        islice((token for token, piece in ordinary if _is_word(tokenizer, token, piece)), WORDS)
+    )
     if len(words) < FEWEST_WORDS:
-        words = [t for t, _ in ordinary[: 4 * WORDS] if _is_text(tokenizer.decode([t]))][:WORDS]
-    words = words or [token for token, _ in ordinary][:WORDS]
+        readable = (token for token, _ in ordinary if _is_readable(tokenizer.decode([token])))
+        words = list(islice(readable, WORDS)) or [token for token, _ in ordinary[:WORDS]]
     # A power of two, so that an odd stride visits every word before it repeats one.
     return tuple(words[: 1 << (len(words).bit_length() - 1)])
 
 
-def _is_text(text: str) -> bool:
+def _is_word(tokenizer: Any, token: int, piece: str) -> bool:
+    # Byte-level vocabularies mark a leading space by Ġ, SentencePiece by ▁.
+    word = piece[1:]
+    plain = piece[:1] in ("Ġ", "▁") and len(word) > 1 and word.isascii() and word.isalpha()
+    return plain and tokenizer.decode([token]).strip() == word
+
+
+def _is_readable(text: str) -> bool:
     return bool(text.strip()) and text.isprintable() and "\N{REPLACEMENT CHARACTER}" not in text
 
 

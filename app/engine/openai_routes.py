@@ -8,7 +8,6 @@ error the house's body.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
 from typing import Any, Never
 
@@ -17,6 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.engine.api import Work, current_work
 from app.engine.held_answer import HeldAnswer, Patience
+from app.errors import UnsupportedMediaType
 
 # Every route of vLLM that is offered: path and method. The Responses store (GET and cancel) is not:
 # its ids are one for all callers. All others of vLLM's routes are left out on purpose.
@@ -37,8 +37,6 @@ OFFERED = frozenset(
 WORKING = frozenset(
     {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/embeddings"}
 )
-PATHS = re.compile(r"^/(v1(/.*)?|tokenize|detokenize)$")
-
 BEAM_SEARCH = "beam search is not offered here: it would take a turn per beam and token"
 
 
@@ -56,10 +54,23 @@ class OpenAIRoutes:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one HTTP request."""
         work: Work | None = None
+        if scope["method"] == "POST" and (scope["path"], "POST") in OFFERED:
+            refuse_other_types(scope)
         if scope["method"] == "POST" and scope["path"] in WORKING:
             work = self._work_of(scope)
             current_work.set(work)
         await HeldAnswer(scope["path"], work, send, self._patience).serve(self._app, scope, receive)
+
+
+def refuse_other_types(scope: Scope) -> None:
+    """vLLM answers 400 to a body that does not say it is JSON.
+
+    Raises:
+        UnsupportedMediaType: another content type, or none.
+    """
+    kind = next((value for name, value in scope["headers"] if name == b"content-type"), b"")
+    if kind.split(b";")[0].strip().lower() != b"application/json":
+        raise UnsupportedMediaType("send JSON, with `Content-Type: application/json`")
 
 
 async def build(engine: Any, args: Any) -> tuple[FastAPI, Any]:

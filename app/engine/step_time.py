@@ -190,7 +190,7 @@ def _settings(pieces: list[str], *, law_name: str | None) -> dict[str, Any]:
             raise ValueError(f"{piece!r} in the step-time law is not of the form key=value")
         if key in _COSTS and law_name is not None:
             raise ValueError(
-                f"{piece!r} does not go with the fitted law {law_name}: "
+                f"{piece!r} does not go with the step-time law {law_name}, which is fitted: "
                 f"beside a name only {', '.join(_SETTINGS)} can be set"
             )
         if key not in (*_COSTS, *_SETTINGS):
@@ -205,21 +205,21 @@ def _settings(pieces: list[str], *, law_name: str | None) -> dict[str, Any]:
 
 
 _FIELDS = {"transfer": "transfer_ms", "answer": "answer_tokens"}
-_WHOLE = {"kv_tokens": 1, "answer": 1, "seed": 0}
-"""Settings that are whole numbers, with their least value."""
+_WHOLE = ("kv_tokens", "answer", "seed")
+_LEAST = {"kv_tokens": 1, "answer": 1}
+_MOST = {"noise": 1, "kv_tokens": 100_000_000, "answer": 100_000_000, "seed": 2**63}
+_MOST_MS = 600_000
 
 
 def _number(key: str, text: str) -> float | int:
-    least = _WHOLE.get(key)
+    kind, read = ("whole number", int) if key in _WHOLE else ("number", float)
     try:
-        number = float(text) if least is None else int(text)
+        number = read(text)
     except ValueError:
-        kind = "number" if least is None else "whole number"
         raise ValueError(f"{key}={text!r} in the step-time law is not a {kind}") from None
-    if not math.isfinite(number) or number < (least or 0):
-        raise ValueError(f"{key}={text} in the step-time law must be at least {least or 0}, finite")
-    if key == "noise" and number > 1:
-        raise ValueError(f"noise={text} in the step-time law must be at most 1 (0.1 means 10 %)")
+    least, most = _LEAST.get(key, 0), _MOST.get(key, _MOST_MS)
+    if not least <= number <= most:
+        raise ValueError(f"{key}={text} in the step-time law must be from {least} to {most}")
     return number
 
 

@@ -25,9 +25,9 @@ _MOST_IDLE_UNITS = 8
 _REPEATED_WEIGH = 4
 
 _LABEL = re.compile(
-    r"(?i)\s*[\W_]*(?:(?:sure|certainly|okay|of course)\b[^\n]{0,80}:\s*"
-    r"|(?:(?:here|below|the following|this)\b[^\n:]{0,60})?\b(?:summary|headline|answer|summarized)\b"
-    r"[^\n:.]{0,60}:[\s*]*)"
+    r"(?i)[\W_]*+(?:(?:sure|certainly|okay|of course)\b[^\n]{0,80}:\s*"
+    r"|(?:(?:here|below|the following|this)\b[^\n:]{0,60})?"
+    r"\b(?:summary|headline|answer|summarized)\b[^\n:.]{0,60}:[\s*]*)"
 )
 _THINKING = re.compile(r"\s*<think>.*?</think>\s*", re.DOTALL)
 _OPENING = "<think>"

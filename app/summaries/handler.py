@@ -72,7 +72,7 @@ class Handler:
         except asyncio.CancelledError:
             record.aborted()
             raise
-        except Exception as error:  # noqa: BLE001 - the door of this room
+        except Exception as error:
             await self._fail(record, exchange, error)
 
     async def _read(self, scope: Scope, receive: Receive) -> SummaryRequest:
@@ -110,7 +110,7 @@ class Handler:
             )
         try:
             await exchange.fail(told)
-        except Exception:  # noqa: BLE001 - there is nobody left to tell
+        except Exception:  # there is nobody left to tell
             _log.info("summaries.untold", extra={"request_id": record.request_id})
         finally:
             record.failed(told)

@@ -1,4 +1,4 @@
-"""Before anything is queued: what each document needs, counted with the served model's tokenizer."""
+"""What each document needs, counted with the served model's tokenizer before it is queued."""
 
 from __future__ import annotations
 

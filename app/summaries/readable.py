@@ -49,7 +49,7 @@ def readable(text: str, *, param: str) -> str:
     text = _HALF_PAIR.sub("\ufffd", _CONTROL.sub(" ", text))
     if text.startswith(_BYTE_ORDER_MARK):
         text = " " + text[1:]
-    if not any(c.isprintable() and not c.isspace() for c in text):
+    if not any(c.isprintable() and not c.isspace() for c in text.strip()[:_SAMPLE_CHARACTERS]):
         raise InvalidRequest(f"{param} is empty: send the text to read", param=param)
     return text
 

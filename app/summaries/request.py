@@ -57,13 +57,15 @@ def request_of(fields: Fields, *, max_documents: int, text: str | None = None) -
             its own error.
     """
     refuse_slips(fields, _OPTIONS)
+    sources: tuple[Source, ...]
+    many = text is None and fields.get("documents") is not None
     if text is not None:
         _refuse_both(fields)
-        sources, many = (Source(text=text),), False
-    elif fields.get("documents") is not None:
-        sources, many = _documents(fields, max_documents), True
+        sources = (Source(text=text),)
+    elif many:
+        sources = _documents(fields, max_documents)
     else:
-        sources, many = (Source(text=_text(fields)),), False
+        sources = (Source(text=_text(fields)),)
     return SummaryRequest(
         sources=sources,
         many=many,
@@ -94,14 +96,11 @@ def _refuse_both(fields: Fields) -> None:
 
 
 def _text(fields: Fields) -> str:
-    value = fields.get("text")
-    if value is None:
+    if fields.get("text") is None:
         raise InvalidRequest(
-            'send the text to read as "text", or several as "documents"', param="text"
+            'send the text to read as "text", or several texts as "documents"', param="text"
         )
-    if not isinstance(value, str):
-        raise InvalidRequest("text must be a string", param="text")
-    return readable(value, param="text")
+    return _text_of(fields, "text")
 
 
 def _documents(fields: Fields, max_documents: int) -> tuple[Source, ...]:
@@ -117,17 +116,20 @@ def _documents(fields: Fields, max_documents: int) -> tuple[Source, ...]:
 
 
 def _document(item: object, where: str) -> Source:
+    if not isinstance(item, Mapping):
+        error = InvalidRequest(f'{where} must be an object such as {{"text": "..."}}', param=where)
+        return Source(error=error)
     name = None
     try:
-        if not isinstance(item, Mapping):
-            raise InvalidRequest(
-                f'{where} must be an object such as {{"text": "..."}}', param=where
-            )
         name = line(item, "id", 256)
         refuse_slips(item, ("id", "text"))
-        text = item.get("text")
-        if not isinstance(text, str):
-            raise InvalidRequest(f"{where}.text must be a string", param=f"{where}.text")
-        return Source(id=name, text=readable(text, param=f"{where}.text"))
+        return Source(id=name, text=_text_of(item, f"{where}.text"))
     except InvalidRequest as error:
         return Source(id=name, error=error)
+
+
+def _text_of(fields: Fields, param: str) -> str:
+    value = fields.get("text")
+    if not isinstance(value, str):
+        raise InvalidRequest(f"{param} must be a string", param=param)
+    return readable(value, param=param)

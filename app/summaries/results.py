@@ -14,11 +14,14 @@ FinishReason = Literal["stop", "length", "repetition"]
 Json = dict[str, Any]
 
 
+_NOTHING = Usage(prompt_tokens=0, cached_tokens=0, completion_tokens=0)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
     """Tokens and engine calls; costs add up."""
 
-    usage: Usage = Usage(prompt_tokens=0, cached_tokens=0, completion_tokens=0)
+    usage: Usage = _NOTHING
     requests: int = 0
 
     def __add__(self, other: Cost) -> Cost:

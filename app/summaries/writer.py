@@ -57,6 +57,7 @@ class Writer:
         self._engine = engine
         self._work = work
         self._watch = watch
+        self._called = False
 
     async def write(
         self,
@@ -86,7 +87,8 @@ class Writer:
     ) -> Written:
         end: End | None = None
         said: list[str] = []
-        async with aclosing(self._engine.generate(prompt, options, self._work)) as events:
+        work = self._work_of_a_call()
+        async with aclosing(self._engine.generate(prompt, options, work)) as events:
             async for event in events:
                 await self._watch.sign_of_life()
                 text = ""
@@ -115,6 +117,25 @@ class Writer:
             truncated=draft.truncated,
             cost=Cost(usage=usage, requests=1),
         )
+
+    def _work_of_a_call(self) -> Work:
+        """The request's own work for the first call, copies for the rest.
+
+        A copy is a part of what was accepted with the first. The engine writes into a work how its
+        call waited and failed; of the request, that is told by the first.
+        """
+        if self._called:
+            return replace(
+                self._work,
+                part=True,
+                on_queued=None,
+                on_end=None,
+                error=None,
+                queue_seconds=None,
+                waited=False,
+            )
+        self._called = True
+        return self._work
 
     async def _usage_so_far(self, prompt: Prompt, said: list[str]) -> Usage:
         """Of a call that was ended early, which gets no `End`; cached tokens are not known then."""

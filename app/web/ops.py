@@ -26,6 +26,7 @@ RenderMetrics = Callable[[str], tuple[str, bytes]]
 # the scraper reuses it is a failed scrape.
 _IDLE_SECONDS = 90
 _MOST_CONNECTIONS = 64
+_STOP_POLL_SECONDS = 0.1  # how often it looks whether it should stop
 _JSON = "application/json"
 
 log = logging.getLogger(__name__)
@@ -41,7 +42,10 @@ class OpsServer:
     def __init__(self, host: str, port: int, health: Health, render: RenderMetrics) -> None:
         self._server = _Server((host, port), health, render)
         self._thread = threading.Thread(
-            target=self._server.serve_forever, name="fairgate-ops", daemon=True
+            target=self._server.serve_forever,
+            args=(_STOP_POLL_SECONDS,),
+            name="fairgate-ops",
+            daemon=True,
         )
 
     @property
@@ -86,7 +90,7 @@ class _Server(ThreadingHTTPServer):
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._places.release()
+            pass
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         # A prober that hangs up in the middle is no event; anything else is a fault of ours.
@@ -147,6 +151,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """What http.server itself refuses, in our own error shape; the connection ends after it."""
+        self.request_version = self.protocol_version  # unread, it passes for 0.9, which has no head
         close = (b"connection", b"close")
         if code == HTTPStatus.NOT_IMPLEMENTED:  # its word for a method without a do_ function
             refused = MethodNotAllowed(f"{self.command} is not served here; use GET")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -14,18 +15,16 @@ from app.errors import Draining, EngineDead, WaitTooLong
 from tests.fakes import FakeClock, settle
 
 
-def ticket(clock: FakeClock, name: str = "r", **fields) -> Ticket:
-    return Ticket(
-        **{
-            "tenant": "acme",
-            "work_class": "interactive",
-            "request_id": name,
-            "prompt_tokens": 10,
-            "max_output_tokens": 5,
-            "arrived_seconds": clock.now(),
-        }
-        | fields
-    )
+def ticket(clock: FakeClock, name: str = "r", **fields: Any) -> Ticket:
+    defaults: dict[str, Any] = {
+        "tenant": "acme",
+        "work_class": "interactive",
+        "request_id": name,
+        "prompt_tokens": 10,
+        "max_output_tokens": 5,
+        "arrived_seconds": clock.now(),
+    }
+    return Ticket(**defaults | fields)
 
 
 @pytest.fixture

@@ -1,0 +1,57 @@
+"""A moment of admission, as values for `/admin/state`, metrics and tests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from app.admission.account import Account
+from app.admission.ticket import WorkClass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccountStatistics:
+    """One tenant in one class.
+
+    `share` is what it is due of its class while it has a backlog, else 0. `virtual` is its counter,
+    service over weight; `service` all that it was charged, in tokens at their prices.
+    """
+
+    tenant: str
+    work_class: WorkClass
+    weight: float
+    queued: int
+    running: int
+    share: float
+    virtual: float
+    service: float
+
+    @classmethod
+    def of(cls, account: Account) -> AccountStatistics:
+        """The account now."""
+        total = account.band.backlogged_weight
+        return cls(
+            tenant=account.tenant,
+            work_class=account.work_class,
+            weight=account.member.share.weight,
+            queued=account.waiting,
+            running=account.in_flight,
+            share=account.weight / total if account.entry and total else 0.0,
+            virtual=account.virtual,
+            service=account.service,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Statistics:
+    """`kv_ceiling_tokens` is what everything in the engine would hold if all ended together."""
+
+    policy: str
+    draining: bool
+    queued: int
+    running: int
+    active_sequences: int
+    sequence_limit: int
+    kv_ceiling_tokens: int
+    kv_limit_tokens: int | None
+    fairness_index: float
+    accounts: tuple[AccountStatistics, ...]
