@@ -10,7 +10,7 @@ SHELL := /bin/sh
 
 # The first Python that fits; 3.11 is the one that is tested.
 FITS = import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
-PYTHON ?= $(or $(shell for p in .venv/bin/python python3.11 python3.12 python3.13 python3; do \
+PYTHON ?= $(or $(shell for p in python3.11 python3.12 python3.13 python3; do \
 	$$p -c '$(FITS)' >/dev/null 2>&1 && echo $$p && break; done),python3)
 DEVICE ?=
 ARGS ?=

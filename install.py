@@ -21,8 +21,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
-STAMP = VENV / ".installed"
+MADE = VENV / ".made"
 UNFINISHED = VENV / ".unfinished"
+STAMP = VENV / ".installed"
 CONSTRAINTS = ROOT / "constraints.txt"
 
 SUPPORTED = ((3, 11), (3, 13))
@@ -79,23 +80,24 @@ def fingerprint(extra: str, version: tuple[int, int] | None) -> str:
 
 
 def make_venv() -> None:
-    """Create `.venv`, or complete one that was left half-made; a usable one is kept."""
-    version = version_of(PYTHON)
-    if is_supported(version) and has_module("pip"):
+    """Create `.venv`; one that is complete is kept, whichever Python it has, a half-made one is not."""
+    if MADE.exists() and is_supported(version_of(PYTHON)):
         return
+    found = sys.version.split()[0]
     if not is_supported(sys.version_info[:2]):
         raise SetupError(
-            f"Python 3.11 to 3.13 is needed, this is {sys.version.split()[0]}: "
+            f"Python 3.11 to 3.13 is needed, this is {found}: "
             "install python3.11, or name one: make install PYTHON=/path/to/python3.11"
         )
-    say(f"making .venv with Python {sys.version.split()[0]} ({sys.executable})")
+    say(f"making .venv with Python {found} ({sys.executable})")
     try:
-        venv.create(VENV, with_pip=True, clear=version is not None and not is_supported(version))
+        venv.create(VENV, with_pip=True, clear=True)
     except (OSError, subprocess.CalledProcessError) as error:
         raise SetupError(
             f"the virtual environment could not be made ({error}); "
             "on Debian and Ubuntu: apt-get install python3-venv"
         ) from error
+    MADE.touch()
 
 
 def has_module(name: str) -> bool:
@@ -241,8 +243,7 @@ def main() -> int:
     options = parser.parse_args()
     extra = options.device or device()
     try:
-        VENV.mkdir(exist_ok=True)
-        with (VENV / ".installing").open("w") as lock:  # uv takes `.lock`
+        with Path(__file__).open() as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # two at once: the second finds nothing to do
             if options.constraints:
                 make_venv()

@@ -12,7 +12,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 from starlette.datastructures import State
@@ -20,10 +20,8 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app import logs
-from app.admission.clock import LoopClock
-from app.admission.dispatcher import Dispatcher
-from app.admission.policy import Capacity, Fixed
-from app.admission.scheduler import Scheduler
+from app.chat.limits import ChatLimits
+from app.chat.socket import mount_chat
 from app.engine.api import Api, Outcome, TextEngine, Work
 from app.errors import Draining, EngineDead, FairgateError, Loading
 from app.metrics import Metrics
@@ -32,21 +30,29 @@ from app.summaries.limits import SummaryLimits
 from app.summaries.routes import mount_summaries
 from app.tenants.keys import key_hash
 from app.tenants.model import ANONYMOUS, Tenant
-from app.web.caller import Anonymous, Caller, Keys, OneTenant
+from app.web.caller import Anonymous, Caller, CurrentKeys, OneTenant
 from app.web.health import Health
 from app.web.middleware import Door, DoorRules, Visits
 from app.web.origins import Origins, is_loopback
 from app.web.routes import mount_web
 
+if TYPE_CHECKING:
+    from app.engine.room import EngineRoom, RoomPlan
+    from app.engine.stats import EngineStep
+
 log = logs.get_logger(__name__)
 
 # A dead EngineCore is noticed by its requests at once, and by this where there are none.
 WATCH_SECONDS = 0.2
+DEAD = "the engine has died; this server is about to stop: try again on another one"
 EXPOSED_HEADERS = ["x-request-id", "x-fairgate-queue-ms", "retry-after"]
 
 
 class Gateway:
-    """Everything that lives as long as the process; `app` is what the server serves."""
+    """Everything that lives as long as the process; `app` is what the server serves.
+
+    `failed` is why it cannot go on, in one line, or None.
+    """
 
     def __init__(
         self, settings: Settings, argv: Sequence[str], *, health: Health, metrics: Metrics
@@ -55,11 +61,8 @@ class Gateway:
         self._argv = list(argv)
         self._health = health
         self._metrics = metrics
-        self._host = settings.host
-        self._keys: Keys = Anonymous(ANONYMOUS)
-        self._engine: Any = None
-        self._text: TextEngine | None = None
-        self._dispatcher: Dispatcher | None = None
+        self._keys = CurrentKeys(Anonymous(ANONYMOUS))
+        self._room: EngineRoom | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._visits = Visits()
         self._draining = False
@@ -67,24 +70,21 @@ class Gateway:
         self._web = FastAPI(
             openapi_url=None, docs_url=None, redoc_url=None, lifespan=self._lifespan
         )
-        self._openai: ASGIApp | None = None
-        self.app = App(self, self._outer(()))
         self._mount()
+        self.app = App(self, self._outer(()))
 
     def make_work(self, caller: Caller, api: Api, *, streamed: bool, batch: bool = False) -> Work:
         """The `Work` of one request of `caller`; its end is counted when the route ends it."""
         limits = caller.tenant.limits
-        batch = batch or caller.work_class == "batch"
+        run_seconds = limits.request_seconds
         return Work(
             tenant=caller.tenant.id,
             api=api,
             request_id=caller.request_id,
             arrived_seconds=caller.arrived_seconds,
-            work_class="batch" if batch else "interactive",
+            work_class="batch" if batch or caller.work_class == "batch" else "interactive",
             max_wait_seconds=caller.max_wait_seconds,
-            deadline_seconds=None
-            if limits.request_seconds is None
-            else caller.arrived_seconds + limits.request_seconds,
+            deadline_seconds=None if run_seconds is None else caller.arrived_seconds + run_seconds,
             output_tokens_limit=limits.output_tokens,
             streamed=streamed,
             on_end=self._count,
@@ -93,16 +93,11 @@ class Gateway:
     async def drain(self, grace_seconds: float) -> None:
         """Refuse new work, let what runs end for `grace_seconds`, then tell the rest why."""
         self._draining = True
-        if self._dispatcher is not None:
-            self._dispatcher.drain()
-        try:
-            async with asyncio.timeout(grace_seconds):
-                await self._visits.over()
-        except TimeoutError:
-            error = Draining("the server is shutting down and this answer took too long")
-            if self._dispatcher is not None:
-                self._dispatcher.kill(error)
-                self._engine.end_all(error)
+        if self._room is not None:
+            self._room.dispatcher.drain()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._end_chats(grace_seconds))
+            group.create_task(self._end_visits(grace_seconds))
 
     async def stop(self) -> None:
         """End the engine and every task; safe to call twice, and before the start is over."""
@@ -110,16 +105,30 @@ class Gateway:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
-        if self._engine is not None:
-            engine, self._engine = self._engine, None
-            await asyncio.to_thread(engine.shutdown)
-        self._health.stop()
+        room, self._room = self._room, None
+        if room is not None:
+            await room.shutdown()
+
+    async def _end_chats(self, grace_seconds: float) -> None:
+        if self.failed is None:
+            await self._chat.drain(grace_seconds)
+        else:
+            await self._chat.end(EngineDead(DEAD), grace_seconds)
+
+    async def _end_visits(self, grace_seconds: float) -> None:
+        try:
+            async with asyncio.timeout(grace_seconds):
+                await self._visits.over()
+        except TimeoutError:
+            if self._room is not None:
+                self._room.end_all(Draining("the server stops and this answer took too long"))
 
     @asynccontextmanager
     async def _lifespan(self, _app: FastAPI) -> AsyncIterator[None]:
-        self._tasks.append(asyncio.create_task(self._start()))
-        yield
-        await self.stop()
+        async with self._chat.running():
+            self._tasks.append(asyncio.create_task(self._start()))
+            yield
+            await self.stop()
 
     async def _start(self) -> None:
         """From nothing to ready; a failure is one line in `failed`, and the server's to act on."""
@@ -128,107 +137,69 @@ class Gateway:
         try:
             await self._start_engine()
         except (StartFailed, SettingsError) as error:
-            self._fail(str(error))
+            self.failed = str(error)
         except Exception as error:
             log.exception("gateway.start_failed")
-            self._fail(f"{type(error).__name__}: {error}")
-
-    def _fail(self, reason: str) -> None:
-        self.failed = reason
-        self._metrics.set_engine_ready(False)
+            self.failed = f"{type(error).__name__}: {error}"
 
     async def _start_engine(self) -> None:
-        from app.engine import launch
+        from app.engine import room
 
-        started = time.monotonic()
-        self._health.loading("importing vLLM")
-        parsed = await asyncio.to_thread(self._parse)
-        self._read_flags(parsed.args)
-        self._health.loading("loading the model")
-        from app.engine.stats import stat_logger
-
-        self._engine = await asyncio.to_thread(launch.start, parsed, [stat_logger(self._stepped)])
-        await self._open(parsed)
-        self._health.loading("warming up")
-        await self._engine.warm_up()
+        started_seconds = time.monotonic()
+        plan = self._plan()
+        parsed = await room.parse_flags(plan)
+        self._honour(parsed.args)
+        self._room = await room.open_room(parsed, plan)
         # Full collections over torch's heap would stop the loop for hundreds of milliseconds.
         gc.collect()
         gc.freeze()
-        self._tasks.append(asyncio.create_task(self._watch()))
+        self._tasks.append(asyncio.create_task(self._watch(self._room)))
         self._metrics.set_engine_ready(True)
         self._health.ready()
-        model = self._text.model.name if self._text is not None else parsed.args.model
-        log.info("gateway.ready", model=model, seconds=round(time.monotonic() - started, 1))
+        seconds = round(time.monotonic() - started_seconds, 1)
+        log.info("gateway.ready", model=self._room.text.model.name, seconds=seconds)
 
-    def _parse(self) -> Any:
-        from app.engine import launch
-        from app.engine.embedded_model import EMBEDDED_MODEL_NAME, EmbeddedModelError, prepare
+    def _plan(self) -> RoomPlan:
+        from app.engine.held_answer import Patience
+        from app.engine.room import RoomPlan
 
-        launch.prepare_environment()
-        try:
-            return launch.parse(
-                self._argv,
-                embedded_name=EMBEDDED_MODEL_NAME,
-                embedded_folder=lambda: prepare(self._settings.cache_dir),
-            )
-        except EmbeddedModelError as error:
-            raise launch.StartFailed(str(error)) from error
+        salt = self._settings.cache_salt
+        return RoomPlan(
+            argv=self._argv,
+            cache_dir=self._settings.cache_dir,
+            observer=self._metrics,
+            salt_secret=salt.get_secret_value().encode() if salt else secrets.token_bytes(32),
+            patience=Patience(commit_seconds=self._settings.stream_commit_seconds),
+            work_of=lambda scope: self.make_work(scope["state"]["caller"], "v1", streamed=False),
+            on_step=self._stepped,
+            on_phase=self._health.loading,
+        )
 
-    def _read_flags(self, args: Any) -> None:
+    def _honour(self, args: Any) -> None:
         """vLLM's server flags that are ours to honour: the key and the browsers' origins."""
         logs.adopt("vllm")
         if args.api_key:
-            self._keys = OneTenant(Tenant(id="default"), {key_hash(key) for key in args.api_key})
-        refuse_open_door(self._keys, self._host, allowed=self._settings.allow_anonymous)
+            hashes = {key_hash(key) for key in args.api_key}
+            self._keys.now = OneTenant(Tenant(id=ANONYMOUS.id), hashes)
+        if self._keys.anonymous:
+            refuse_open_door(self._settings)
         if self._settings.log_content:
             args.enable_log_requests = args.enable_log_outputs = True
         self.app.outer = self._outer(tuple(args.allowed_origins))
 
-    async def _open(self, parsed: Any) -> None:
-        """Wire admission, the text engine and vLLM's routes to the engine that just started."""
-        from app.engine import openai_routes
-        from app.engine.gateway_engine import Seam
-        from app.engine.held_answer import Patience
-        from app.engine.text import text_engine
-
-        engine = self._engine
-        self._dispatcher = Dispatcher(
-            Scheduler(capacity_of(engine), policy=Fixed(), observer=self._metrics),
-            clock=LoopClock(),
-        )
-        salt = self._settings.cache_salt
-        engine.open(
-            Seam(
-                dispatcher=self._dispatcher,
-                salt_secret=(salt.get_secret_value().encode() if salt else secrets.token_bytes(32)),
-                unsupported=unsupported_by(simulated=parsed.simulated),
-            )
-        )
-        vllm_app, state = await openai_routes.build(engine, parsed.args)
-        self._text = text_engine(engine, state)
-        self._openai = openai_routes.OpenAIRoutes(
-            vllm_app,
-            lambda scope: self.make_work(scope["state"]["caller"], "v1", streamed=False),
-            Patience(commit_seconds=self._settings.stream_commit_seconds),
-        )
-
-    async def _watch(self) -> None:
+    async def _watch(self, room: EngineRoom) -> None:
         """Notice the engine's death, and keep the probes' numbers fresh."""
-        while not self._engine.errored:
-            if self._dispatcher is not None:
-                self._health.in_flight = self._dispatcher.statistics().running
+        while not room.dead:
+            self._health.in_flight = room.dispatcher.statistics().running
             await asyncio.sleep(WATCH_SECONDS)
         self._health.engine_died("its process ended")
         self._metrics.set_engine_ready(False)
-        if self._dispatcher is not None:
-            self._dispatcher.kill(EngineDead("the engine has died; try again on another server"))
+        room.dispatcher.kill(EngineDead(DEAD))
         log.error("engine.dead")
         self.failed = "the engine died"
 
-    def _stepped(self, step: Any) -> None:
+    def _stepped(self, step: EngineStep) -> None:
         self._health.last_output_monotonic = step.at_seconds
-        if self._dispatcher is not None:
-            self._dispatcher.engine_stepped()
 
     def _count(self, work: Work, outcome: Outcome, code: str | None) -> None:
         self._metrics.request_ended(
@@ -240,6 +211,11 @@ class Gateway:
             duration_seconds=time.monotonic() - work.arrived_seconds,
         )
 
+    def _text_engine(self) -> TextEngine:
+        if self._room is None:
+            raise Loading("the model is loading", retry_after_seconds=5)
+        return self._room.text
+
     def _closed(self) -> FairgateError | None:
         """Why nothing new is taken now. After SIGTERM that begins later than readiness ends."""
         if self._draining:
@@ -248,19 +224,24 @@ class Gateway:
             return self._health.not_ready()
         return None
 
-    def _text_engine(self) -> TextEngine:
-        if self._text is None:
-            raise Loading("the model is loading", retry_after_seconds=5)
-        return self._text
-
     def _mount(self) -> None:
+        settings = self._settings
         self._metrics.know_tenants([ANONYMOUS.id])
         mount_web(self._web, self._health)
+        self._chat = mount_chat(
+            self._web,
+            engine=self._text_engine,
+            keys=self._keys,
+            make_work=self.make_work,
+            limits=ChatLimits(
+                max_frame_bytes=settings.max_frame_bytes, resume_seconds=settings.resume_seconds
+            ),
+        )
         mount_summaries(
             self._web,
             engine=self._text_engine,
             make_work=self.make_work,
-            limits=SummaryLimits(body_bytes=self._settings.max_body_bytes),
+            limits=SummaryLimits(body_bytes=settings.max_body_bytes),
         )
 
     def _outer(self, origins: tuple[str, ...]) -> ASGIApp:
@@ -272,7 +253,7 @@ class Gateway:
                 keys=self._keys,
                 closed=self._closed,
                 visits=self._visits,
-                origins=Origins(allowed, self._host),
+                origins=Origins(allowed, self._settings.host),
                 max_body_bytes=self._settings.max_body_bytes,
             ),
         )
@@ -288,8 +269,8 @@ class Gateway:
 
     async def _inner(self, scope: Scope, receive: Receive, send: Send) -> None:
         """vLLM's paths to vLLM's routes, all else to ours."""
-        if scope["type"] == "http" and self._openai is not None and is_vllm_path(scope["path"]):
-            await self._openai(scope, receive, send)
+        if scope["type"] == "http" and self._room is not None and is_vllm_path(scope["path"]):
+            await self._room.openai(scope, receive, send)
         else:
             await self._web(scope, receive, send)
 
@@ -314,49 +295,21 @@ def create_app(settings: Settings, argv: Sequence[str], *, health: Health, metri
     return Gateway(settings, argv, health=health, metrics=metrics).app
 
 
-def is_vllm_path(path: str) -> bool:
-    """Whether vLLM's routes answer this path."""
-    return path.startswith("/v1/") or path in ("/tokenize", "/detokenize")
-
-
-def refuse_open_door(keys: Keys, host: str, *, allowed: bool) -> None:
+def refuse_open_door(settings: Settings) -> None:
     """Without keys, only this machine is served unless the operator says otherwise.
 
     Raises:
-        SettingsError: an address that others can reach, and no key.
+        SettingsError: an address that others can reach.
     """
-    if not keys.anonymous:
-        return
-    if is_loopback(host):
-        log.warning("gateway.anonymous", host=host, meaning="everyone here is tenant default")
-    elif allowed:
-        log.warning("gateway.anonymous", host=host, meaning="everyone who can connect is served")
-    else:
-        raise SettingsError(
-            [
-                f"{host} can be reached by others and there is no key: give --api-key KEY, or say "
-                "FAIRGATE_ALLOW_ANONYMOUS=true, or serve on 127.0.0.1"
-            ]
+    if not is_loopback(settings.host) and not settings.allow_anonymous:
+        problem = (
+            f"{settings.host} can be reached by others and there is no key: give --api-key KEY, "
+            "or say FAIRGATE_ALLOW_ANONYMOUS=true, or serve on 127.0.0.1"
         )
+        raise SettingsError([problem])
+    log.warning("gateway.anonymous", host=settings.host, meaning="whoever connects is served")
 
 
-def capacity_of(engine: Any) -> Capacity:
-    """What the running engine can hold, from its configuration."""
-    config = engine.vllm_config
-    cache = config.cache_config
-    blocks = cache.num_gpu_blocks
-    return Capacity(
-        sequences=config.scheduler_config.max_num_seqs,
-        kv_tokens=blocks * cache.block_size if blocks else None,
-        step_tokens=config.scheduler_config.max_num_batched_tokens,
-        block_tokens=cache.block_size,
-    )
-
-
-def unsupported_by(*, simulated: bool) -> Any:
-    """What names the reason why sampling parameters cannot be served, or None."""
-    if not simulated:
-        return lambda _params: None
-    from app.engine.simulation import refuse_unsupported
-
-    return refuse_unsupported
+def is_vllm_path(path: str) -> bool:
+    """Whether vLLM's routes answer this path."""
+    return path.startswith("/v1/") or path in ("/tokenize", "/detokenize")

@@ -107,10 +107,10 @@ def redact(text: str) -> str:
 
 
 def _formatter(*, text: bool, colours: bool) -> logging.Formatter:
-    # structlog's own printer shows local variables of a traceback where `rich` is installed, and
-    # those are prompts and keys: plain tracebacks only.
+    # Plain tracebacks: the default ones show what variables held, and that is prompts and keys.
+    plain = structlog.dev.plain_traceback
     last: list[Any] = (
-        [structlog.dev.ConsoleRenderer(colors=colours, exception_formatter=_plain_traceback)]
+        [structlog.dev.ConsoleRenderer(colors=colours, exception_formatter=plain)]
         if text
         else [structlog.processors.JSONRenderer()]
     )
@@ -123,10 +123,6 @@ def _formatter(*, text: bool, colours: bool) -> logging.Formatter:
             *last,
         ],
     )
-
-
-def _plain_traceback(stream: TextIO, exc_info: Any) -> None:
-    structlog.dev.plain_traceback(stream, exc_info)
 
 
 def _before() -> list[Any]:

@@ -58,6 +58,10 @@ class Settings(BaseSettings):
     drain_delay_seconds: Seconds = Field(
         default=0, description="seconds after SIGTERM with readiness 503 but still serving new work"
     )
+    resume_seconds: Seconds = Field(
+        default=120,
+        description="seconds a chat goes on without its socket, to be resumed; 0: not at all",
+    )
     stream_commit_seconds: Seconds = Field(
         default=10, description="seconds a streamed answer waits before it sends its status line"
     )

@@ -29,7 +29,8 @@ class Member:
     @property
     def may_run(self) -> bool:
         """Below its `running` limit."""
-        return self.share.running is None or self.running < self.share.running
+        limit = self.share.running
+        return limit is None or self.running < limit
 
 
 class Account:

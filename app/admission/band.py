@@ -25,8 +25,10 @@ class Band:
 
     __slots__ = (
         "_dead",
+        "_divisor",
         "_entries",
         "_heap",
+        "_least_credit",
         "_parked",
         "backlogged_service",
         "backlogged_weight",
@@ -55,6 +57,8 @@ class Band:
         self._parked: list[tuple[float, int, Account]] = []
         self._entries = 0
         self._dead = 0
+        self._divisor = weight or 1.0
+        self._least_credit = -light_tokens
 
     def enter(self, account: Account) -> None:
         """It has work and may run: lift it and give it a place."""
@@ -103,17 +107,18 @@ class Band:
         """Count `service`, in tokens at their prices, against the account and the band."""
         account.service += service
         account.virtual += service / account.weight
+        credit = account.credit - service
+        account.credit = credit if credit > self._least_credit else self._least_credit
+        self.counter += service / self._divisor
         if account.waiting:
             self.backlogged_service += service
-        account.credit = max(-self.light_tokens, account.credit - service)
-        self.counter += service / (self.weight or 1.0)
 
     def refund(self, account: Account, service: float) -> None:
         """Take back `service` that was charged; its old place in the heap has become too late."""
         account.service -= service
         account.virtual -= service / account.weight
         account.credit = min(self.light_tokens, account.credit + service)
-        self.counter -= service / (self.weight or 1.0)
+        self.counter -= service / self._divisor
         if account.entry:
             self._dead += 1
             self._place(account)

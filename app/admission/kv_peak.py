@@ -45,15 +45,19 @@ class KvPeak:
         self._ends: list[int] = []
         self._bases: list[int] = []
         self._by_serial: dict[int, Reservation] = {}
-        self._ceiling = 0
+        # The exact answer costs what runs; these bounds on it mostly do instead. `_low_end` is when
+        # the lower one is reached.
+        self._high = 0
+        self._low = 0
+        self._low_end = 0
 
     def __len__(self) -> int:
         return len(self._keys)
 
     @property
     def ceiling(self) -> int:
-        """No peak can be above it: everything at its expected end at the same time."""
-        return self._ceiling
+        """No peak is above it."""
+        return self._high
 
     def stepped(self) -> None:
         """The engine has made a step."""
@@ -72,20 +76,27 @@ class KvPeak:
     def peak(self) -> int:
         """Tokens at the fullest moment to come."""
         self._correct_overdue()
-        if not self._keys:
-            return 0
-        peaks = map(add, map(mul, count(1), self._ends), accumulate(self._bases))
-        return int(max(peaks))
+        high, end = 0, 0
+        if self._keys:
+            peaks = list(map(add, map(mul, count(1), self._ends), accumulate(self._bases)))
+            high = max(peaks)
+            end = self._ends[peaks.index(high)]
+        self._high, self._low, self._low_end = high, high, end
+        return high
 
     def fits(self, ticket: Ticket, limit_tokens: int) -> bool:
         """Whether the peak stays within the limit with this one too."""
         output = self._lengths(ticket, 0)
-        if self._ceiling + self._final(ticket, output) <= limit_tokens:
+        if self._high + self._final(ticket, output) <= limit_tokens:
             return True
-        # Only now the exact answer is worth its cost, which grows with what runs.
+        if self._clock + output >= self._low_end and self._low + ticket.prompt_tokens > limit_tokens:
+            return False
+        without = self._high, self._low, self._low_end
         reservation = self.reserve(ticket)
         peak = self.peak()
         self.release(reservation)
+        if peak > limit_tokens:
+            self._high, self._low, self._low_end = without
         return peak <= limit_tokens
 
     def _final(self, ticket: Ticket, output: int) -> int:
@@ -98,7 +109,7 @@ class KvPeak:
         reservation.end = self._clock + output - made
         reservation.final = self._final(ticket, output)
         self._by_serial[reservation.serial] = reservation
-        self._ceiling += reservation.final
+        self._high += reservation.final
         key = (-reservation.end, reservation.serial)
         at = bisect_left(self._keys, key)
         base = made + self._slack - self._clock
@@ -114,7 +125,9 @@ class KvPeak:
         at = bisect_left(self._keys, (-reservation.end, reservation.serial))
         rows = slice(at, at + reservation.ticket.sequences)
         del self._keys[rows], self._ends[rows], self._bases[rows]
-        self._ceiling -= reservation.final
+        # The peak can only have fallen, but not by more than all that it held.
+        self._low = max(0, self._low - reservation.final)
+        self._high = self._high if self._keys else 0
 
     def _correct_overdue(self) -> None:
         """Who should have ended by now is expected to go on, by what it has made."""

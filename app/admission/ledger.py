@@ -24,9 +24,12 @@ class Ledger:
     """Who waits, what everyone was charged, and who is next."""
 
     def __init__(self, rules: Rules) -> None:
-        self._rules = rules
+        prices, light = rules.prices, rules.light_tokens
+        self._prompt_price = prices.prompt
+        self._output_price = prices.output
+        self._cached_refund = prices.prompt * (1.0 - prices.cached_share)
+        self._light_tokens = light
         self._members: dict[str, Member] = {}
-        light = rules.light_tokens
         self.bands: dict[WorkClass, Band] = {
             "interactive": Band("interactive", rules.bands.interactive, light),
             "batch": Band("batch", rules.bands.batch, light),
@@ -68,7 +71,7 @@ class Ledger:
         account = member.accounts.get(work_class)
         if account is None:
             band = self.band(work_class, member.share.weight)
-            account = Account(member, work_class, band, self._rules.light_tokens)
+            account = Account(member, work_class, band, self._light_tokens)
             member.accounts[work_class] = account
         return account
 
@@ -103,14 +106,17 @@ class Ledger:
 
     def heads(self) -> Iterator[Account]:
         """The next account of each band that has eligible work, the one to serve first first."""
-        interactive, batch = self.bands.values()
+        first, second = self.bands["interactive"], self.bands["batch"]
         # Of equals interactive; a batch band of weight 0 comes only while interactive has nothing.
-        ahead = batch.weight > 0 and batch.counter < interactive.counter
+        if second.counter < first.counter and second.weight:
+            first, second = second, first
         served = False
-        for band in (batch, interactive) if ahead else (interactive, batch):
-            if band.eligible and (account := band.first()) is not None:
-                served = True
-                yield account
+        if first.eligible and (account := first.first()) is not None:
+            served = True
+            yield account
+        if second.eligible and (account := second.first()) is not None:
+            served = True
+            yield account
         if not served and (account := self.background.first()) is not None:
             yield account
 
@@ -122,9 +128,9 @@ class Ledger:
         account.queue.popleft()
         band, member = account.band, account.member
         band.dispatched(account)
-        if band.weight and band.counter > self._counter:
+        if band.counter > self._counter and band.weight:
             self._counter = band.counter
-        band.charge(account, self._rules.prices.prompt * ticket.prompt_tokens)
+        band.charge(account, self._prompt_price * ticket.prompt_tokens)
         self._unqueue(account, ticket)
         account.in_flight += 1
         member.running += 1
@@ -139,16 +145,15 @@ class Ledger:
 
     def charge_output(self, account: Account, tokens: int) -> None:
         """So many tokens were made for the account."""
-        account.band.charge(account, self._rules.prices.output * tokens)
+        account.band.charge(account, self._output_price * tokens)
 
     def refund_cached(self, account: Account, tokens: int) -> None:
         """So many tokens of a prompt came from the prefix cache."""
-        prices = self._rules.prices
-        account.band.refund(account, prices.prompt * tokens * (1.0 - prices.cached_share))
+        account.band.refund(account, self._cached_refund * tokens)
 
     def refund_unused(self, account: Account, tokens: int) -> None:
         """A prompt of so many tokens never reached the engine."""
-        account.band.refund(account, self._rules.prices.prompt * tokens)
+        account.band.refund(account, self._prompt_price * tokens)
 
     def release(self, account: Account) -> None:
         """One that was dispatched holds nothing in the engine any more."""

@@ -62,7 +62,7 @@ class Scheduler:
         self._deadlines = Deadlines()
         self._holds = Holds()
         self._fairness = FairnessMeter()
-        self._hindrance: Hindrance | None = None
+        self._paced = False
         self._left: list[Ticket] = []
 
     @property
@@ -216,12 +216,11 @@ class Scheduler:
 
     def next_wakeup(self) -> float | None:
         """When to call `tick()`, if nothing else happens before."""
-        paced = self._hindrance is Hindrance.PACING
         times = (
             self._deadlines.next_seconds(),
             self._holds.next_seconds,
             self._positions.next_seconds,
-            self._window.pace.refill_seconds if paced else None,
+            self._window.pace.refill_seconds if self._paced else None,
         )
         return min((time for time in times if time is not None), default=None)
 
@@ -252,6 +251,7 @@ class Scheduler:
 
     def _next(self, now: float) -> Account | None:
         """Whose head may be granted now; heads whose time is up expire on the way."""
+        self._paced = False
         for rank, account in enumerate(self._ledger.heads()):
             ticket = account.head()
             while ticket is not None and ticket.deadline_seconds < now:
@@ -274,7 +274,7 @@ class Scheduler:
         hindrance = None
         if self._window.sequences:
             hindrance = self.policy.hindrance(ticket, self._window)
-        self._hindrance = hindrance
+            self._paced |= hindrance is Hindrance.PACING
         return hindrance is None
 
     def _grant(self, account: Account, now: float) -> None:

@@ -23,7 +23,6 @@ class Window:
         "capacity",
         "decoding",
         "deferred_sequences",
-        "heavy_sequences",
         "kv",
         "pace",
         "prefill_tokens",
@@ -33,7 +32,6 @@ class Window:
     def __init__(self, capacity: Capacity, lengths: Lengths) -> None:
         self.capacity = capacity
         self.sequences = 0
-        self.heavy_sequences = 0
         self.deferred_sequences = 0
         self.decoding = 0
         self.prefill_tokens = 0
@@ -48,9 +46,8 @@ class Window:
         self.sequences += ticket.sequences
         self.prefill_tokens += ticket.prompt_tokens
         if not ticket.light:
-            self.heavy_sequences += ticket.sequences
             self.pace.handed()
-        if self._background(ticket):
+        if ticket.background:
             self.deferred_sequences += ticket.sequences
         ticket.reservation = self.kv.reserve(ticket)
         ticket.granted_step = self.pace.steps
@@ -70,9 +67,7 @@ class Window:
     def release(self, ticket: Ticket) -> None:
         """The engine has let go of it."""
         self.sequences -= ticket.sequences
-        if not ticket.light:
-            self.heavy_sequences -= ticket.sequences
-        if self._background(ticket):
+        if ticket.background:
             self.deferred_sequences -= ticket.sequences
         self.pace.ended(self.pace.steps - ticket.granted_step)
         if ticket.reservation is not None:
@@ -83,7 +78,3 @@ class Window:
         """The engine has made a step; it may hold so many sequences."""
         self.kv.stepped()
         self.pace.stepped(limit_sequences, max(0, limit_sequences - self.sequences), now)
-
-    @staticmethod
-    def _background(ticket: Ticket) -> bool:
-        return ticket.background

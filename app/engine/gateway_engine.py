@@ -8,45 +8,23 @@ client pulls.
 
 from __future__ import annotations
 
-import asyncio
-import hmac
-import time
-from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from dataclasses import dataclass
-from http import HTTPStatus
 from typing import Any
 
-from vllm.exceptions import GracefulHTTPError, VLLMClientError, VLLMValidationError
 from vllm.pooling_params import PoolingParams
 from vllm.renderers.inputs.preprocess import extract_prompt_components
-from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
-from vllm.v1.engine.exceptions import EngineDeadError
 
-from app.admission.dispatcher import Dispatcher, Turn
+from app.admission.dispatcher import Dispatcher
 from app.admission.ticket import Ticket
 from app.engine.api import Started, Work, current_work
-from app.errors import (
-    ContextLengthExceeded,
-    EngineDead,
-    FairgateError,
-    Internal,
-    InvalidRequest,
-    TimedOut,
-)
-
-# Lower is sooner under vLLM's `priority` scheduling policy.
-PRIORITY = {"interactive": 0, "batch": 1}
-ENGINE_DEAD = "the engine has died; this server is about to stop: try again on another one"
-
-
-class Answered(GracefulHTTPError):
-    """Carries one of our errors through vLLM's serving code; the wrapper around it answers."""
-
-    def __init__(self, error: FairgateError) -> None:
-        super().__init__(error.message, HTTPStatus.SERVICE_UNAVAILABLE)
-        self.error = error
+from app.engine.ownership import own
+from app.engine.run import Run, refuse_aborted
+from app.engine.vllm_errors import ENGINE_DEAD, carried, translated
+from app.errors import EngineDead, FairgateError, InvalidRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,82 +38,6 @@ class Seam:
     dispatcher: Dispatcher
     salt_secret: bytes
     unsupported: Callable[[Any], str | None]
-
-
-class Run:
-    """One request inside the engine, watched at its collector; ends its turn with the engine."""
-
-    __slots__ = ("_collector", "_forward", "_gathered", "_started", "_timer", "turn")
-
-    def __init__(self, turn: Turn, *, gather: bool) -> None:
-        self.turn = turn
-        self._gathered: list[Any] | None = [] if gather else None
-        self._started = False
-        self._collector: Any = None
-        self._forward: Callable[[Any], None] = lambda _: None
-        self._timer: asyncio.TimerHandle | None = None
-
-    def watch(self, collector: Any, deadline_seconds: float | None) -> None:
-        """Observe every `put()` of `collector`, what it already holds included."""
-        self._collector = collector
-        self._forward = collector.put
-        early, collector.output = collector.output, None
-        collector.ready.clear()
-        collector.put = self._put
-        if early is not None:
-            self._put(early)
-        if deadline_seconds is not None:
-            self._timer = asyncio.get_running_loop().call_later(
-                max(0.0, deadline_seconds - time.monotonic()), self.end_with, TimedOut(OUT_OF_TIME)
-            )
-
-    def end_with(self, error: Exception) -> None:
-        """Give the reader `error` as the next thing it gets."""
-        self._forward(error)
-
-    def close(self) -> None:
-        """Stop watching; the collector is done with."""
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._collector is not None:
-            # An instance attribute over the method: leaving it would keep a reference cycle.
-            del self._collector.put
-
-    def _put(self, output: Any) -> None:
-        """Per engine output: count, end the turn when the engine has, pass on."""
-        if isinstance(output, Exception):
-            self._forward(output)
-            return
-        if not self._started:
-            self._started = True
-            self.turn.first_token(cached_tokens=output.num_cached_tokens or 0)
-        completions = getattr(output, "outputs", None)
-        if isinstance(completions, list):
-            count = 0
-            for completion in completions:
-                count += len(completion.token_ids)
-            if count:
-                self.turn.tokens(count)
-        if output.finished:
-            self.turn.finish()
-        if self._gathered is None:
-            self._forward(output)
-        else:
-            self._gather(output)
-
-    def _gather(self, output: Any) -> None:
-        """A reader that wants only the whole answer is woken only for that."""
-        gathered = self._gathered
-        assert gathered is not None  # noqa: S101 - the caller checked; this is for the type
-        if not gathered:
-            gathered.append(output)
-        elif gathered[0] is not output:
-            gathered[0].add(output, aggregate=True)
-        if output.finished:
-            self._forward(gathered.pop())
-
-
-OUT_OF_TIME = "the answer took longer than this tenant's request_seconds"
 
 
 class GatewayEngine(AsyncLLM):
@@ -222,7 +124,7 @@ class GatewayEngine(AsyncLLM):
             raise EngineDead(ENGINE_DEAD)
         with translated():
             request, prompt_text = await self._validated(prompt, params, request_id, options)
-        gather = own(request, work, seam)
+        gather = own(request, work, seam.salt_secret)
         ticket = self._ticket(request, work)
         collector: Any = None
         finished = False
@@ -297,71 +199,3 @@ class GatewayEngine(AsyncLLM):
             wait_deadline_seconds=None if max_wait is None else work.arrived_seconds + max_wait,
             on_queued=work.told_position,
         )
-
-
-def own(request: Any, work: Work, seam: Seam) -> bool:
-    """Overwrite what clients may not choose; returns whether the answer is wanted whole.
-
-    A whole answer is asked of the engine in deltas too, so that its tokens count as they are made.
-    """
-    request.priority = PRIORITY[work.work_class]
-    request.data_parallel_rank = None
-    request.kv_hints = None
-    request.session_id = None
-    request.cache_salt = salted(seam.salt_secret, work.tenant, request.cache_salt)
-    params = request.sampling_params
-    if params is None:
-        return False
-    if params.extra_args:
-        params.extra_args.pop("kv_transfer_params", None)
-    if work.output_tokens_limit is not None:
-        params.max_tokens = min(params.max_tokens, work.output_tokens_limit)
-        params.min_tokens = min(params.min_tokens, params.max_tokens)
-    if params.output_kind == RequestOutputKind.FINAL_ONLY:
-        params.output_kind = RequestOutputKind.DELTA
-        return True
-    return False
-
-
-def salted(secret: bytes, tenant: str, client_salt: str | None) -> str:
-    """The prefix cache's salt: one tenant's entries are never another's, whatever it sends."""
-    text = f"{len(tenant)}:{tenant}:{client_salt or ''}"
-    return hmac.digest(secret, text.encode("utf-8", "surrogatepass"), "sha256").hex()
-
-
-def refuse_aborted(output: Any) -> None:
-    """An answer that the engine gave up must not look complete."""
-    completions = getattr(output, "outputs", None)
-    if isinstance(completions, list):
-        for completion in completions:
-            if completion.finish_reason in ("abort", "error"):
-                raise Internal("the engine gave this request up; try again")
-
-
-@contextmanager
-def carried(work: Work) -> Iterator[None]:
-    """Note our errors on `work` and carry them through vLLM's serving code."""
-    try:
-        yield
-    except FairgateError as error:
-        work.error = error
-        raise Answered(error) from error
-
-
-@contextmanager
-def translated() -> Iterator[None]:
-    """vLLM's errors as ours."""
-    try:
-        yield
-    except (FairgateError, Answered):
-        raise
-    except EngineDeadError as error:
-        raise EngineDead(ENGINE_DEAD) from error
-    except VLLMValidationError as error:
-        if error.parameter == "input_tokens" or "longer than the maximum model" in str(error):
-            raise ContextLengthExceeded(str(error), param="input_tokens") from error
-        raise InvalidRequest(str(error), param=error.parameter) from error
-    except (VLLMClientError, ValueError, TypeError, OverflowError) as error:
-        raise InvalidRequest(str(error)) from error
-    except Exception as error:
-        raise Internal("the engine failed on this request; try again") from error

@@ -35,19 +35,22 @@ def words_of(tokenizer: Any, vocab_tokens: int) -> tuple[int, ...]:
 
     `tokenizer` is None where the engine serves token ids only: then any id is as good.
     """
-    if tokenizer is None:
-        return tuple(range(min(vocab_tokens, WORDS)))
+    words = _ordinary_words(tokenizer, vocab_tokens) if tokenizer is not None else []
+    words = words or list(range(min(vocab_tokens, WORDS)))
+    # A power of two, so that an odd stride visits every word before it repeats one.
+    return tuple(words[: 1 << (len(words).bit_length() - 1)])
+
+
+def _ordinary_words(tokenizer: Any, vocab_tokens: int) -> list[int]:
     special = set(tokenizer.all_special_ids)
     pieces = sorted((token, piece) for piece, token in tokenizer.get_vocab().items())
     ordinary = [item for item in pieces if item[0] < vocab_tokens and item[0] not in special]
-    words = list(
-        islice((token for token, piece in ordinary if _is_word(tokenizer, token, piece)), WORDS)
-    )
-    if len(words) < FEWEST_WORDS:
-        readable = (token for token, _ in ordinary if _is_readable(tokenizer.decode([token])))
-        words = list(islice(readable, WORDS)) or [token for token, _ in ordinary[:WORDS]]
-    # A power of two, so that an odd stride visits every word before it repeats one.
-    return tuple(words[: 1 << (len(words).bit_length() - 1)])
+    words = (token for token, piece in ordinary if _is_word(tokenizer, token, piece))
+    found = list(islice(words, WORDS))
+    if len(found) >= FEWEST_WORDS:
+        return found
+    readable = (token for token, _ in ordinary if _is_readable(tokenizer.decode([token])))
+    return list(islice(readable, WORDS)) or [token for token, _ in ordinary[:WORDS]]
 
 
 def _is_word(tokenizer: Any, token: int, piece: str) -> bool:

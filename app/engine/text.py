@@ -27,7 +27,8 @@ from app.engine.api import (
     Usage,
     Work,
 )
-from app.engine.gateway_engine import GatewayEngine, translated
+from app.engine.gateway_engine import GatewayEngine
+from app.engine.vllm_errors import translated
 from app.errors import ContextLengthExceeded, InvalidRequest, NotFound
 
 # Invisible, and no tokenizer joins it with its neighbours into a control token.

@@ -42,6 +42,22 @@ class Keys(Protocol):
         """
 
 
+class CurrentKeys:
+    """The keys that count now; the flags and the tenants file change them after the start."""
+
+    def __init__(self, keys: Keys) -> None:
+        self.now = keys
+
+    @property
+    def anonymous(self) -> bool:
+        """Whether nobody needs a key."""
+        return self.now.anonymous
+
+    def tenant_of(self, key: str | None) -> Tenant:
+        """See `Keys.tenant_of`."""
+        return self.now.tenant_of(key)
+
+
 class OneTenant:
     """One tenant with a few keys and no file: what `--api-key` asks for.
 

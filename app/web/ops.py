@@ -90,7 +90,7 @@ class _Server(ThreadingHTTPServer):
         try:
             super().process_request_thread(request, client_address)
         finally:
-            pass
+            self._places.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         # A prober that hangs up in the middle is no event; anything else is a fault of ours.

@@ -182,6 +182,7 @@ class House:
             additional_headers=sent,
             compression=None,
             proxy=None,
+            max_queue=None,  # a client that does not read shall still see the close
         ) as client:
             yield Chat(client)
 

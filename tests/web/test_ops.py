@@ -113,9 +113,16 @@ def test_a_page_that_fails_is_a_500_and_the_port_lives_on(health, caplog):
 
 
 def test_head_is_get_without_the_body(ops, health):
+    """A body would be read as the beginning of the next answer on the connection."""
     health.ready()
-    assert ask(ops, "/readyz", "HEAD") == (200, "application/json", b"")
-    assert ask(ops, "/livez", "HEAD")[0] == 200
+    connection = http.client.HTTPConnection("127.0.0.1", ops.port, timeout=10)
+    for method in ("HEAD", "GET", "HEAD"):
+        connection.request(method, "/readyz")
+        response = connection.getresponse()
+        assert response.status == 200
+        assert response.getheader("content-length") == "18"
+        assert len(response.read()) == (18 if method == "GET" else 0)
+    connection.close()
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "FOO"])
