@@ -17,8 +17,8 @@ ARGS ?=
 
 VENV := .venv/bin/python
 
-# The embedded model is needed unless ARGS begins with a model or names one.
-MODEL = $(if $(filter --model% --simulate%,$(ARGS))$(filter-out -%,$(firstword $(ARGS))),,model)
+# The embedded model is needed unless ARGS begins with another one or names it by --model.
+MODEL = $(if $(filter --model --model=%,$(ARGS))$(filter-out -%,$(firstword $(ARGS))),,model)
 
 .PHONY: help
 help:
@@ -69,4 +69,4 @@ bench: install
 ## make constraints  move constraints.txt to the newest versions that fit together
 .PHONY: constraints
 constraints:
-	@$(PYTHON) install.py --constraints --device cpu
+	@$(PYTHON) install.py --constraints

@@ -1,8 +1,8 @@
-"""Sets the project up in `.venv`: what `make install` runs, with nothing but a Python to start from.
+"""Sets the project up in `.venv`: what `make install` runs, needing nothing but a Python.
 
 Safe to repeat: a stamp, written last, says what was installed from which files, and while it holds
 there is nothing to do. After an interruption the same command carries on. uv does the installing,
-several times faster than pip; since it reads no settings of pip, it is handed pip's package sources.
+several times faster than pip; as it reads no settings of pip, it is handed pip's package sources.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import venv
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
 VENV = ROOT / ".venv"
-PYTHON = VENV / "bin" / "python"
+PYTHON = str(VENV / "bin" / "python")
 MADE = VENV / ".made"
 UNFINISHED = VENV / ".unfinished"
 STAMP = VENV / ".installed"
@@ -32,9 +33,12 @@ EXTRAS = ("redis", "documents", "dev")
 TORCH_EXTENSIONS = ("torchvision", "torchaudio", "torchcodec")
 """Text serving needs none of them, and beside a torch of another build they break transformers."""
 
+DEVICE_PACKAGES = ("torch", "nvidia-", "cuda-", "triton")
+"""Never pinned by us: vLLM pins torch, and the build of torch, which names its device, the rest."""
+
 CONSTRAINTS_HEADER = """\
-# Exact versions of everything that `make install` installs, made by `make constraints` on Python 3.11.
-# torch and its extensions are missing on purpose: their versions name the device they are built for.
+# Exact versions of what `make install` installs, made by `make constraints` on Python 3.11.
+# torch and what it brings along are missing on purpose: they differ by device, and vLLM pins torch.
 """
 
 
@@ -56,7 +60,7 @@ def device() -> str:
     return "gpu" if listing and listing.returncode == 0 and b"GPU" in listing.stdout else "cpu"
 
 
-def version_of(python: Path) -> tuple[int, int] | None:
+def version_of(python: str) -> tuple[int, int] | None:
     """Major and minor version of an interpreter, None where it does not run."""
     code = "import sys; print(*sys.version_info[:2])"
     try:
@@ -80,7 +84,7 @@ def fingerprint(extra: str, version: tuple[int, int] | None) -> str:
 
 
 def make_venv() -> None:
-    """Create `.venv`; one that is complete is kept, whichever Python it has, a half-made one is not."""
+    """Create `.venv`; a complete one is kept, whichever Python it has, a half-made one is not."""
     if MADE.exists() and is_supported(version_of(PYTHON)):
         return
     found = sys.version.split()[0]
@@ -111,7 +115,7 @@ def install_uv() -> None:
     say("installing uv")
     pip = [PYTHON, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     # --force-reinstall: an interrupted pip may have left a uv that does not run.
-    run = subprocess.run([*pip, "--force-reinstall", "-c", CONSTRAINTS, "uv"], check=False)
+    run = subprocess.run([*pip, "--force-reinstall", "-c", str(CONSTRAINTS), "uv"], check=False)
     if run.returncode != 0:
         raise SetupError("pip could not install uv: its message stands above")
 
@@ -159,7 +163,9 @@ class Installer:
     def __init__(self, extra: str) -> None:
         self._extra = extra
         pip = [PYTHON, "-m", "pip", "config", "list"]
-        settings = pip_settings(subprocess.run(pip, capture_output=True, text=True, check=True).stdout)
+        settings = pip_settings(
+            subprocess.run(pip, capture_output=True, text=True, check=True).stdout
+        )
         self._sources = uv_sources(settings)
         self._environment = uv_environment(settings)
 
@@ -175,20 +181,23 @@ class Installer:
         if self._uv(wanted).returncode != 0:
             raise SetupError("uv could not install: its message stands above; repeat to carry on")
 
-    def constraints(self) -> str:
-        """Resolve pyproject.toml anew, to the newest versions that fit together."""
-        wanted = ["pip", "compile", "pyproject.toml", "--no-header", "--no-annotate", "--quiet"]
-        wanted += [f"--extra={extra}" for extra in (self._extra, *EXTRAS)]
-        wanted += [f"--no-emit-package={name}" for name in ("torch", *TORCH_EXTENSIONS)]
-        wanted += self._sources
-        run = self._uv([*wanted, *self._torch_source(wanted)], capture=True)
-        if run.returncode != 0:
-            raise SetupError(f"uv could not resolve pyproject.toml: {run.stderr.strip()}")
-        pins = [line for line in run.stdout.splitlines() if "==" in line and "+" not in line]
-        return CONSTRAINTS_HEADER + "\n".join(pins) + "\n"
+    def resolve(self, preferred: str = "") -> str:
+        """Resolve pyproject.toml anew: the `preferred` versions where they fit, else the newest."""
+        with tempfile.NamedTemporaryFile("w", suffix=".txt") as pins:
+            pins.write(preferred)
+            pins.flush()
+            wanted = ["pip", "compile", "pyproject.toml", "--no-header", "--no-annotate", "--quiet"]
+            wanted += ["--output-file", pins.name]
+            wanted += [f"--extra={extra}" for extra in (self._extra, *EXTRAS)]
+            wanted += self._sources
+            self._torch_source(wanted)  # the trial that succeeds has written the file
+            return Path(pins.name).read_text()
 
     def drop_broken_torch_extensions(self) -> None:
-        check = subprocess.run([PYTHON, "-c", "import torchvision"], capture_output=True, check=False)
+        """Remove what does not load beside this torch; run after each installation."""
+        check = subprocess.run(
+            [PYTHON, "-c", "import torchvision"], capture_output=True, check=False
+        )
         if check.returncode != 0:
             say("torchvision does not load beside this torch: removing it, text needs none of it")
             self._uv(["pip", "uninstall", "--quiet", *TORCH_EXTENSIONS])
@@ -208,11 +217,35 @@ class Installer:
             f"With PyTorch's index:\n{second.stderr.strip()}"
         )
 
-    def _uv(self, arguments: list[str], *, capture: bool = False) -> subprocess.CompletedProcess[str]:
+    def _uv(
+        self, arguments: list[str], *, capture: bool = False
+    ) -> subprocess.CompletedProcess[str]:
         command = [PYTHON, "-m", "uv", *arguments]
         return subprocess.run(
             command, capture_output=capture, text=True, cwd=ROOT, env=self._environment, check=False
         )
+
+
+def joint_constraints(gpu: str, cpu: str) -> str:
+    """The pins of both resolutions, without those that only one of them could live with."""
+    pins: dict[str, str] = {}
+    for line in (gpu + cpu).splitlines():
+        name, _, version = line.partition("==")
+        if version and "+" not in version and not name.startswith(DEVICE_PACKAGES):
+            pins[name] = "" if pins.get(name, version) != version else version
+    return CONSTRAINTS_HEADER + "".join(
+        f"{name}=={pins[name]}\n" for name in sorted(pins) if pins[name]
+    )
+
+
+def write_constraints() -> None:
+    """Resolve for both devices, each after the other's versions: most packages then agree."""
+    make_venv()
+    install_uv()
+    gpu, cpu = Installer("gpu"), Installer("cpu")
+    for_cpu = cpu.resolve(preferred=gpu.resolve())
+    CONSTRAINTS.write_text(joint_constraints(gpu.resolve(preferred=for_cpu), for_cpu))
+    say("wrote constraints.txt; `make install` brings .venv to it")
 
 
 def install(extra: str) -> None:
@@ -229,9 +262,9 @@ def install(extra: str) -> None:
     UNFINISHED.touch()
     say(f"installing the packages of extra {extra!r}" + (", all again" if interrupted else ""))
     installer.project(afresh=interrupted)
+    UNFINISHED.unlink()
     say("checking torch")
     installer.drop_broken_torch_extensions()
-    UNFINISHED.unlink()
     STAMP.write_text(fingerprint(extra, version_of(PYTHON)))
     say("done")
 
@@ -246,10 +279,7 @@ def main() -> int:
         with Path(__file__).open() as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # two at once: the second finds nothing to do
             if options.constraints:
-                make_venv()
-                install_uv()
-                CONSTRAINTS.write_text(Installer(extra).constraints())
-                say("wrote constraints.txt; `make install` brings .venv to it")
+                write_constraints()
             else:
                 install(extra)
     except SetupError as error:

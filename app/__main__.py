@@ -1,4 +1,4 @@
-"""The command line: `python -m app`, installed as `fairgate`. It parses and hands over, nothing else."""
+"""The command line, `python -m app` or `fairgate`: it parses and hands over, nothing else."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ def _run(arguments: list[str]) -> int:
     command, rest = arguments[0], arguments[1:]
     if command == "serve":
         return _serve(rest)
-    if command in {"--help", "-h", "help"} or (command in COMMANDS and rest in (["--help"], ["-h"])):
+    if command in {"--help", "-h", "help"} or (
+        command in COMMANDS and rest in (["--help"], ["-h"])
+    ):
         print(USAGE)
         return 0
     if command in {"--version", "-V"}:

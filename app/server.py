@@ -40,7 +40,7 @@ BACKLOG = 2048
 _NO_SUCH_ADDRESS = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 LAG_PERIOD_SECONDS = 0.25
 # vLLM's processes end within a second or two when asked; a device may be slow to let go.
-CHILDREN_SECONDS = 5.0
+CHILDREN_SECONDS = 3.0
 # Threads of libraries that do not end would keep the interpreter from leaving.
 LEAVE_SECONDS = 5.0
 

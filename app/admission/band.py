@@ -108,7 +108,7 @@ class Band:
         account.service += service
         account.virtual += service / account.weight
         credit = account.credit - service
-        account.credit = credit if credit > self._least_credit else self._least_credit
+        account.credit = max(self._least_credit, credit)
         self.counter += service / self._divisor
         if account.waiting:
             self.backlogged_service += service
@@ -174,7 +174,7 @@ class Band:
                 continue
             account.parked = False
             if account.idle:
-                del account.member.accounts[account.work_class]
+                account.forget()
 
     def _rebuild_if_mostly_dead(self) -> None:
         if self._dead > FEW and self._dead > len(self._heap) // 2:

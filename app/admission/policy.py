@@ -85,7 +85,8 @@ class Fixed:
 
     def limit(self, capacity: Capacity) -> int:
         """The smaller of its own and the engine's."""
-        return min(self.active_sequences or capacity.sequences, capacity.sequences)
+        own = self.active_sequences
+        return capacity.sequences if own is None or own > capacity.sequences else own
 
     def hindrance(self, ticket: Ticket, window: Window) -> Hindrance | None:
         """The number of sequences."""
@@ -127,7 +128,8 @@ class Fair:
 
     def limit(self, capacity: Capacity) -> int:
         """The smaller of its own and the engine's."""
-        return min(self.active_sequences or capacity.sequences, capacity.sequences)
+        own = self.active_sequences
+        return capacity.sequences if own is None or own > capacity.sequences else own
 
     def reserve(self, capacity: Capacity) -> int:
         """Sequences that only light tenants use."""
@@ -136,7 +138,7 @@ class Fair:
         # In the engine one more is free on average: what ended is refilled a step later. One of 64
         # costs 0.9 % of the tokens and does for a light tenant what four did (simulated).
         limit = self.limit(capacity)
-        return max(1, limit // 64) if limit >= 16 else 0
+        return (limit + 63) // 64 if limit >= 16 else 0
 
     def hindrance(self, ticket: Ticket, window: Window) -> Hindrance | None:
         """Sequences, the reserve, pacing, the KV cache, in this order."""

@@ -58,6 +58,7 @@ class Ticket:
     error: FairgateError | None = field(default=None, init=False)
     account: Account | None = field(default=None, init=False, repr=False)
     cost: float = field(default=0.0, init=False)
+    expected_tokens: int = field(default=0, init=False)
     light: bool = field(default=False, init=False)
     background: bool = field(default=False, init=False)
     holds: bool = field(default=False, init=False)

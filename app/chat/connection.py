@@ -63,8 +63,8 @@ class Talk(Protocol):
 class Connection:
     """Reads the socket, and closes it for whoever says so first.
 
-    `caller` is None until the key is known, and `caller_for` makes it of the key's tenant; `talk` is
-    None until the first frame says which mode this is.
+    `caller` is None until the key is known, and `caller_for` makes it of the key's tenant; `talk`
+    is None until the first frame says which mode this is.
     """
 
     __slots__ = (

@@ -107,12 +107,10 @@ class Journal:
         last.add(data)
         self._grow(len(data) + OFFSET_BYTES)
 
-    def clear(self) -> None:
-        """Forget everything; nothing said so far can be heard again."""
-        if self._entries:
-            self._dropped = self._entries[-1].last
-        self._entries.clear()
-        self._size = 0
+    def forget(self, through: int) -> None:
+        """Drop what was said up to frame `through`, the last of a turn."""
+        while self._entries and self._entries[0].last <= through:
+            self._drop_oldest()
 
     def after(self, seq: int) -> Iterator[str]:
         """The frames beyond `seq`, in order.
@@ -135,10 +133,13 @@ class Journal:
             oldest = self._entries[0]
             if len(self._entries) == 1 and isinstance(oldest, _Run) and oldest.last > oldest.first:
                 before = oldest.size
-                self._dropped = oldest.first + max(1, (oldest.last - oldest.first + 1) // 2) - 1
                 oldest.drop_older_half()
+                self._dropped = oldest.first - 1
                 self._size -= before - oldest.size
             else:
-                del self._entries[0]
-                self._dropped = oldest.last
-                self._size -= oldest.size
+                self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        oldest = self._entries.pop(0)
+        self._dropped = oldest.last
+        self._size -= oldest.size

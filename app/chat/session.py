@@ -61,6 +61,7 @@ class Session:
         self._journal = Journal(limits.replay_bytes)
         self._seq = 0
         self._last_turn_id: str | None = None
+        self._last_turn_seq = 0
 
     def ready(self) -> str:
         """The frame that says which session this is and which model answers."""
@@ -93,6 +94,9 @@ class Session:
             default_tokens=limits.default_max_tokens,
             most_tokens=self.tenant.limits.output_tokens,
         )
+        # Who sends the next message has heard the last answer, or asks for it again very soon.
+        self._journal.forget(self._last_turn_seq)
+        self._last_turn_seq = self._seq
         self.turns += 1
         self._last_turn_id = frame.id
         self.turn = Turn(

@@ -92,8 +92,8 @@ def prepare(
 ) -> Path:
     """Return the model's folder, making it first where it is missing, damaged or outdated.
 
-    Takes a millisecond where it is complete, a second with `every_byte`, which also compares hashes;
-    else about half a minute. Blocks: call it in a thread. Raises EmbeddedModelError.
+    Takes a millisecond where it is complete, a second with `every_byte`, which compares hashes
+    too; else about half a minute. Blocks: call it in a thread. Raises EmbeddedModelError.
     """
     cache = (cache_dir or default_cache_dir()).expanduser().absolute()
     folder = cache / source.name

@@ -45,7 +45,7 @@ def _write_sampling_defaults(path: Path) -> None:
 
 
 def _end_with_parent() -> None:
-    """Wait for the parent's end of the pipe to close, however the parent died, and leave at once."""
+    """Wait for the parent's end of the pipe to close, however it died, and leave at once."""
     # Not sys.stdin: its lock, held by this thread, would abort an ordinary exit of the interpreter.
     os.read(0, 1)
     os._exit(1)

@@ -130,6 +130,8 @@ def _serve_embedded(args: argparse.Namespace, name: str, folder: Path, *, simula
     if not simulated and args.tool_call_parser is None:
         args.tool_call_parser = "hermes"  # the tool format that SmolLM2-Instruct was trained on
         args.enable_auto_tool_choice = True
+        # Left alone, a model of this size writes arguments that follow no schema.
+        args.tool_strict_level = "parameter"
 
 
 def _validate(args: argparse.Namespace) -> None:

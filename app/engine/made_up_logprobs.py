@@ -54,12 +54,19 @@ class LogprobsRequest:
             for place, token in enumerate((self._prompt or ())[1:])
         ]
         table = _table(rows, 1 + ranks)
-        return LogprobsTensors(*(torch.from_numpy(column) for column in table[:3]))
+        return LogprobsTensors(*map(_tensor, table[:3]))
 
 
 def logprobs_of(rows: list[list[int]]) -> LogprobsLists:
     """Those of a step: a row for each of its sequences, empty where it wants none."""
     return _table(rows, max(map(len, rows)))
+
+
+def _tensor(column: np.ndarray) -> torch.Tensor:
+    tensor = torch.from_numpy(column)
+    # An empty array of numpy's has stride 0, at which vLLM's serializer ends the engine: a prompt
+    # of one token has no row.
+    return tensor if tensor.numel() else torch.empty(tensor.shape, dtype=tensor.dtype)
 
 
 def _table(rows: list[list[int]], columns: int) -> LogprobsLists:

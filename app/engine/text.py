@@ -157,7 +157,7 @@ def text_engine(engine: GatewayEngine, state: Any) -> VllmText:
     chat = ChatParams(
         chat_template=online.chat_template,
         chat_template_content_format=online.chat_template_content_format,
-        chat_template_kwargs=online.default_chat_template_kwargs,
+        chat_template_kwargs={"add_generation_prompt": True, **online.default_chat_template_kwargs},
     )
     return VllmText(engine, state.openai_serving_models, chat)
 

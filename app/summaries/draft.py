@@ -31,7 +31,10 @@ _LABEL = re.compile(
 )
 _THINKING = re.compile(r"\s*<think>.*?</think>\s*", re.DOTALL)
 _OPENING = "<think>"
-_BULLET = re.compile(r"^(?:[-*\u2022\u2013+]\s+|[0-9]{1,2}[.)]\s+)?")
+_BULLET = re.compile(r"[-*\u2022\u2013+]\s+|[0-9]{1,2}[.)]\s+")
+_MOST_BULLETS = 7
+_TAG = re.compile(r"</?document>")  # ours, which small models copy
+_NO_SPACE_AFTER = ("\u3002", "\uff01", "\uff1f")
 _ORNAMENTS = ' \t#*_"\u201c\u201d'
 
 
@@ -39,9 +42,9 @@ class Draft:
     """One text in the making.
 
     It never grows beyond its limits; where not even one sentence fits into the words, it is cut
-    within. A headline ends after the first line that has words; bullets get their marks where the
-    model forgets them. `stopped` says why no more pieces are wanted, `truncated` that something of
-    what the model wrote is missing at the end.
+    within. A headline ends after the first line that has words, a paragraph is one paragraph, and
+    bullets get their marks where the model forgets them. `stopped` says why no more pieces are
+    wanted, `truncated` that something of what the model wrote is missing at the end.
     """
 
     def __init__(
@@ -132,6 +135,7 @@ class Draft:
         return 0
 
     def _take(self, unit: str) -> str:
+        unit = _TAG.sub("", unit)
         content = unit.strip()
         if not content:
             self._gap = self._gap or unit
@@ -159,16 +163,22 @@ class Draft:
         return ""
 
     def _show(self, unit: str, content: str) -> str:
+        words = count_words(content)
         gap = self._gap + unit[: len(unit) - len(unit.lstrip())]
+        listed = _BULLET.match(content)
         if self._style == "bullets":
-            gap, content = "\n", _BULLET.sub("- ", content, count=1)
-        elif self._style == "headline":
+            if self.text.count("\n") + 1 >= _MOST_BULLETS:
+                return self._cut()
+            gap, content = "\n", "- " + content[listed.end() if listed else 0 :]
+        elif "\n" in gap and not listed:
+            gap = "" if self.text.endswith(_NO_SPACE_AFTER) else " "
+        if self._style == "headline":
             content = content.strip(_ORNAMENTS) or content
         shown = (gap if self.text else "") + content
         if self._max_characters is not None and len(self.text + shown) > self._max_characters:
             return self._cut()
         self._gap = unit[len(unit.rstrip()) :]
-        self._words += count_words(content)
+        self._words += words
         self.text += shown
         self.ended = self._style == "headline"
         return shown

@@ -24,7 +24,7 @@ from app.summaries.hang_up import (
     raise_when_gone,
 )
 from app.summaries.limits import SummaryLimits
-from app.summaries.planner import plan_of
+from app.summaries.planner import Planner
 from app.summaries.record import MakeWork, Record
 from app.summaries.request import SummaryRequest, request_of
 from app.summaries.results import Json, answer_of
@@ -87,7 +87,7 @@ class Handler:
         engine = self._engine()
         model = request.model or engine.model.name
         record.check_model(model)
-        plan = await plan_of(engine, request)
+        plan = await Planner(engine, self._limits.calls).plan(request)
         work = record.begin(streamed=request.stream, batch=plan.calls > 1)
         making = Summarizer(engine, work, plan, exchange, self._limits.parallel_calls)
         async with _deadline(work):

@@ -4,25 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from app.engine.api import TextEngine
-from app.errors import ContextLengthExceeded, FairgateError
-from app.summaries.prompts import summary_messages
+from app.engine.api import Message, TextEngine
+from app.errors import ContextLengthExceeded, FairgateError, TooLarge
+from app.summaries.lengths import is_its_own_summary, room_of, words_for
+from app.summaries.prompts import (
+    final_messages,
+    merge_messages,
+    part_messages,
+    summary_messages,
+)
 from app.summaries.request import Brief, Source, SummaryRequest
 from app.summaries.results import Json
-from app.summaries.words import exceeds_words
+from app.summaries.shape import Overheads, Shape, shape_of
+from app.summaries.splitter import Span, split
 from app.summaries.writer import Call
-
-# Room for a summary where no `max_words` says how long it is, and the words of a headline.
-_ROOM_TOKENS = {"paragraph": 320, "bullets": 400, "headline": 48}
-_HEADLINE_WORDS = 16
-
-# Words cost up to about 3 tokens each where a small vocabulary meets a language it was not made
-# for. Generous is cheap: the writer ends the call as soon as the words are there.
-_TOKENS_PER_WORD = 3
-_TOKENS_EVER = 32
-
-# A text of so few words is its own summary.
-_SHORT_WORDS = 25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +25,10 @@ class Unreadable:
     """Nothing to do but to say why."""
 
     error: FairgateError
+    calls: int = 0
+    chunks: int = 0
+    levels: int = 0
+    tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +36,10 @@ class Verbatim:
     """A text that is no longer than the summary that was asked for: it is the summary."""
 
     text: str
+    calls: int = 0
+    chunks: int = 0
+    levels: int = 0
+    tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,98 +48,161 @@ class Single:
 
     text: str
     call: Call
+    calls: int = 1
+    chunks: int = 1
+    levels: int = 1
+
+    @property
+    def tokens(self) -> int:
+        """The most that the call takes."""
+        return len(self.call.prompt.token_ids) + self.call.max_tokens
 
 
-Job = Unreadable | Verbatim | Single
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """A text that does not fit: its parts are summarised, and then their summaries."""
+
+    text: str
+    spans: tuple[Span, ...]
+    shape: Shape
+
+    @property
+    def calls(self) -> int:
+        """How many calls there are at most, if none has to be repeated."""
+        return self.chunks + sum(self.shape.merges(self.chunks)) + 1
+
+    @property
+    def chunks(self) -> int:
+        """How many parts there are."""
+        return len(self.spans)
+
+    @property
+    def levels(self) -> int:
+        """How many calls follow one another."""
+        return 2 + len(self.shape.merges(self.chunks))
+
+    @property
+    def tokens(self) -> int:
+        """The most that all calls take."""
+        return self.shape.tokens([span.tokens for span in self.spans])
+
+
+Job = Unreadable | Verbatim | Single | Parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What a request will cost at most, known before it is queued.
+    """What a request will cost at most, known before it is queued; repeated calls come on top.
 
-    `levels` is how many engine calls follow one another; `tokens` counts prompts and output.
+    `jobs` are in the order of its documents, of which `ids` are the client's names.
     """
 
     brief: Brief
+    model: str | None
     many: bool
     ids: tuple[str | None, ...]
     jobs: tuple[Job, ...]
-    chunks: int
-    levels: int
-    calls: int
-    tokens: int
+
+    @property
+    def calls(self) -> int:
+        """Engine calls, all documents together."""
+        return sum(job.calls for job in self.jobs)
 
     def as_json(self) -> Json:
-        """The `plan` event."""
+        """The `plan` event: `levels` calls follow one another; `tokens` are prompts and output."""
         return {
             "documents": len(self.jobs),
-            "chunks": self.chunks,
-            "levels": self.levels,
+            "chunks": sum(job.chunks for job in self.jobs),
+            "levels": max(job.levels for job in self.jobs),
             "calls": self.calls,
-            "tokens": self.tokens,
+            "tokens": sum(job.tokens for job in self.jobs),
         }
 
 
-def words_of(brief: Brief) -> int | None:
-    """The most words that the summary may have."""
-    return brief.max_words or (_HEADLINE_WORDS if brief.style == "headline" else None)
+class Planner:
+    """Makes plans for one engine; a document may need `most_calls` calls."""
 
+    def __init__(self, engine: TextEngine, most_calls: int) -> None:
+        self._engine = engine
+        self._most_calls = most_calls
 
-async def plan_of(engine: TextEngine, request: SummaryRequest) -> Plan:
-    """The plan for all documents of `request`.
+    async def plan(self, request: SummaryRequest) -> Plan:
+        """The plan for all documents of `request`.
 
-    Raises:
-        NotFound: no such model.
-        ContextLengthExceeded: the only document is too long; one of several carries that itself.
-    """
-    jobs = tuple([await _job(engine, request, source) for source in request.sources])
-    if not request.many and isinstance(jobs[0], Unreadable):
-        raise jobs[0].error
-    calls = [job.call for job in jobs if isinstance(job, Single)]
-    return Plan(
-        brief=request.brief,
-        many=request.many,
-        ids=tuple(source.id for source in request.sources),
-        jobs=jobs,
-        chunks=len(calls),
-        levels=1 if calls else 0,
-        calls=len(calls),
-        tokens=sum(len(call.prompt.token_ids) + call.max_tokens for call in calls),
-    )
+        Raises:
+            NotFound: no such model.
+            ContextLengthExceeded, TooLarge: the only document is too long; one of several carries
+                that itself.
+        """
+        jobs = tuple([await self._job(request, source) for source in request.sources])
+        if not request.many and isinstance(jobs[0], Unreadable):
+            raise jobs[0].error
+        return Plan(
+            brief=request.brief,
+            model=request.model,
+            many=request.many,
+            ids=tuple(source.id for source in request.sources),
+            jobs=jobs,
+        )
 
+    async def _job(self, request: SummaryRequest, source: Source) -> Job:
+        if source.error is not None:
+            return Unreadable(error=source.error)
+        if is_its_own_summary(source.text, request.brief):
+            return Verbatim(text=source.text)
+        messages = summary_messages(source.text, request.brief)
+        prompt = await self._engine.render(messages, model=request.model)
+        wanted, least = room_of(request.brief)
+        prompt_tokens, context = len(prompt.token_ids), self._engine.model.context_tokens
+        if prompt_tokens + least <= context:
+            call = Call(prompt=prompt, max_tokens=min(wanted, context - prompt_tokens))
+            return Single(text=source.text, call=call)
+        if self._most_calls == 1:
+            return Unreadable(error=_too_long(prompt_tokens, least, context))
+        try:
+            return await self._parts(request, source.text, prompt_tokens)
+        except (ContextLengthExceeded, TooLarge) as error:
+            return Unreadable(error=error)
 
-async def _job(engine: TextEngine, request: SummaryRequest, source: Source) -> Job:
-    if source.error is not None:
-        return Unreadable(error=source.error)
-    if _is_its_own_summary(source.text, request.brief):
-        return Verbatim(text=source.text)
-    messages = summary_messages(source.text, request.brief)
-    prompt = await engine.render(messages, model=request.model)
-    wanted, least = _room_tokens(request.brief)
-    left = engine.model.context_tokens - len(prompt.token_ids)
-    if left < least:
-        error = _too_long(len(prompt.token_ids), least, engine.model.context_tokens)
-        return Unreadable(error=error)
-    return Single(text=source.text, call=Call(prompt=prompt, max_tokens=min(wanted, left)))
+    async def _parts(self, request: SummaryRequest, text: str, text_tokens: int) -> Parts:
+        overheads = await self._overheads(request)
+        wanted, _ = room_of(request.brief)
+        context = self._engine.model.context_tokens
+        shape = shape_of(context, overheads, wanted, text_tokens)
+        if text_tokens > self._most_calls * shape.part_tokens:
+            raise _too_many(text_tokens, self._most_calls)
+        spans = await split(text, shape.part_tokens, self._engine.count)
+        spans = [span for span in spans if not text[span.start : span.end].isspace()]
+        parts = Parts(text=text, spans=tuple(spans), shape=shape)
+        if parts.calls > self._most_calls:
+            raise _too_many(text_tokens, self._most_calls)
+        return parts
 
+    async def _overheads(self, request: SummaryRequest) -> Overheads:
+        brief = request.brief
+        words = words_for(2**20)  # as many digits as any number of words will have
 
-def _is_its_own_summary(text: str, brief: Brief) -> bool:
-    """Only where nothing but its length is asked for."""
-    if brief.style != "paragraph" or brief.language or brief.focus:
-        return False
-    return not exceeds_words(text, brief.max_words or _SHORT_WORDS)
+        async def tokens(messages: list[Message]) -> int:
+            return len((await self._engine.render(messages, model=request.model)).token_ids)
 
-
-def _room_tokens(brief: Brief) -> tuple[int, int]:
-    """Room for the words that were asked for, and the least that a call is worth making with."""
-    words, usual = words_of(brief), _ROOM_TOKENS[brief.style]
-    wanted = usual if words is None else words * _TOKENS_PER_WORD + _TOKENS_EVER
-    return wanted, min(wanted, usual)
+        return Overheads(
+            part=await tokens(part_messages("", brief, words)),
+            merge=await tokens(merge_messages([], brief, words)),
+            final=await tokens(final_messages([], brief)),
+        )
 
 
 def _too_long(prompt_tokens: int, room: int, context: int) -> ContextLengthExceeded:
     return ContextLengthExceeded(
         f"the text is {prompt_tokens:,} tokens with its instructions and its summary needs room "
         f"for {room:,} more, but the model's context is {context:,} tokens: send the text in parts",
+        param="text",
+    )
+
+
+def _too_many(text_tokens: int, most_calls: int) -> TooLarge:
+    return TooLarge(
+        f"the text is {text_tokens:,} tokens and would need more than the {most_calls:,} calls of "
+        "the model that one document may take: send it in parts",
         param="text",
     )

@@ -48,12 +48,17 @@ class Cost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fragment:
-    """The summary of one part of a document, characters `start` up to `end` of its text."""
+    """The summary of one part of a document, characters `start` up to `end` of its text.
+
+    `error` says why there is none; `verbatim` as in `Summary`.
+    """
 
     index: int
     start: int
     end: int
-    summary: str
+    summary: str | None
+    verbatim: bool = False
+    error: FairgateError | None = None
 
     def as_json(self) -> Json:
         """One of the `fragments` of an answer."""
@@ -62,6 +67,8 @@ class Fragment:
             "start": self.start,
             "end": self.end,
             "summary": self.summary,
+            "verbatim": self.verbatim,
+            **({} if self.error is None else error_body(self.error)),
         }
 
 
@@ -70,7 +77,8 @@ class Summary:
     """The summary of one document.
 
     `verbatim` says that it is the document's own first sentences, since what the model wrote was
-    no shorter or no summary; `truncated` that something is missing at its end.
+    no shorter or no summary; `truncated` that something is missing at its end. Parts without a
+    summary of their own are missing in it too: `fragments` tells which.
     """
 
     text: str
@@ -89,6 +97,10 @@ class Summary:
             "finish_reason": self.finish_reason,
             "truncated": self.truncated,
             "verbatim": self.verbatim,
+            "parts": {
+                "total": len(self.fragments),
+                "used": sum(fragment.error is None for fragment in self.fragments),
+            },
             "fragments": [fragment.as_json() for fragment in self.fragments],
             "usage": self.cost.as_json(),
         }

@@ -19,7 +19,7 @@ _WORD = re.compile(
 # linear time.
 _STOPS = ".!?\u2026\u061f\u06d4\u0964\u0965"
 _CLOSING = "\"')\\]\u201d\u2019\u00bb*_"
-_NUMBER = r"(?<!^\d)(?<!\s\d)(?<!\s\d\d)"
+_NUMBER = r"(?<!^\d)(?<!^\d\d)(?<!\n\d)(?<!\n\d\d)"
 _TITLE = r"(?<!\bMr)(?<!\bMs)(?<!\bDr)(?<!\bSt)(?<!\bMrs)(?<!\bProf)"
 SENTENCE_END = re.compile(
     f"{_NUMBER}{_TITLE}(?<![{_STOPS}])[{_STOPS}]++[{_CLOSING}]*+(?=\\s++[^a-z])"

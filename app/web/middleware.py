@@ -309,7 +309,8 @@ class BoundedBody:
         self._seen_bytes = 0
         announced = visit.headers.get(b"content-length", b"0")
         if announced.isdigit() and int(announced) > limit_bytes:
-            visit.extra_headers.append((b"connection", b"close"))
+            # The connection stays open: closing it under a client that still sends would reset it
+            # before the client has read why. The server drops what still arrives.
             raise self._error()
 
     def _error(self) -> TooLarge:

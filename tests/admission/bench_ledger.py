@@ -1,7 +1,10 @@
-"""What a decision costs with 10,000 tenants and 100,000 waiting: `python -m tests.admission.bench_ledger`.
+"""What a decision costs with 10,000 tenants and 100,000 waiting.
 
+`python -m tests.admission.bench_ledger` prints it.
 Medians of many single measurements, in microseconds, on the machine that is printed.
 """
+
+# ruff: noqa: T201 - it prints
 
 from __future__ import annotations
 
@@ -79,7 +82,7 @@ def ledger_us() -> float:
 
 
 def decision_us(kv_tokens: int) -> tuple[float, int]:
-    """A request ends, so the next goes: refill, pick, window, KV peak, grant, events."""
+    """A place is free: pick, window, KV peak, grant and event, and that nobody else fits."""
     rng = random.Random(2)
     observer = Count()
     scheduler = Scheduler(
@@ -89,7 +92,9 @@ def decision_us(kv_tokens: int) -> tuple[float, int]:
         observer=observer,
     )
     for number in range(TENANTS):
-        scheduler.set_tenant(TenantShare(id=f"t{number}", queued=None, running=None, wait_seconds=1e9))
+        scheduler.set_tenant(
+            TenantShare(id=f"t{number}", queued=None, running=None, wait_seconds=1e9)
+        )
     source = tickets(rng)
     running: list[Ticket] = []
     for ticket, _ in zip(source, range(WAITING + SEQUENCES), strict=False):
@@ -105,8 +110,8 @@ def decision_us(kv_tokens: int) -> tuple[float, int]:
         if turn % 16 == 0:
             scheduler.stepped(now)
         scheduler.submit(next(source), now)
-        start = perf_counter_ns()
         scheduler.end(ended, "finished", now)
+        start = perf_counter_ns()
         granted = scheduler.pump(now)
         samples.append(perf_counter_ns() - start)
         running += granted

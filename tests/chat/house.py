@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -266,9 +266,9 @@ def joined(frames: list[dict[str, Any]]) -> str:
 
 
 async def eventually(true: Callable[[], bool], seconds: float = PATIENCE_SECONDS) -> None:
-    """Wait until something is so that nobody announces."""
+    """Wait until something is true that nobody announces."""
     async with asyncio.timeout(seconds):
-        while not true():
+        while not true():  # noqa: ASYNC110 - see the docstring
             await asyncio.sleep(0.005)
 
 
@@ -297,13 +297,10 @@ async def open_house() -> AsyncIterator[House]:
         server = uvicorn.Server(config)
         async with asyncio.TaskGroup() as group:
             serving = group.create_task(server.serve(sockets=[sock]))
-            while not server.started:
+            while not server.started:  # noqa: ASYNC110 - uvicorn does not announce it
                 await asyncio.sleep(0.005)
             try:
                 yield house
             finally:
                 server.should_exit = True
                 await serving
-
-
-Run = Callable[[], Awaitable[None]]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from app.engine.api import Message, Queued
+from app.engine.api import Queued
 from app.errors import QueueFull
 from app.tenants.model import Limits, Tenant
 from tests.chat.house import SESSIONS, House, KeyRing, ended, joined
@@ -217,7 +217,7 @@ class TestMessage:
 
     @pytest.mark.parametrize(("asked", "got"), [({}, 7), ({"max_tokens": 9}, 7)])
     async def test_the_tenants_output_tokens_bound_every_turn(
-        self, house: House, asked: dict[str, int], got: int
+        self, house: House, asked: dict[str, Any], got: int
     ) -> None:
         await house.open(tenant=Tenant(id="acme", limits=Limits(output_tokens=7)))
         async with house.session() as chat:
@@ -472,7 +472,9 @@ class TestBadFrames:
         self, house: House
     ) -> None:
         async with house.session() as chat:
-            await chat.client.send('{"type":"message","id":"a","content":"\\ud83d x \\ud83d\\ude00"}')
+            await chat.client.send(
+                '{"type":"message","id":"a","content":"\\ud83d x \\ud83d\\ude00"}'
+            )
             await chat.until("done")
             await chat.client.send('{"type":"message","id":"\\ude00","content":"y"}')
             assert (await chat.until("done"))[-1]["id"] == "\ufffd"
@@ -509,7 +511,11 @@ class TestRefusedTurns:
         house.engine.script(QueueFull("full", retry_after_seconds=2.5))
         async with house.session() as chat:
             (error,) = await chat.answer("a", "Hi")
-            assert (error["id"], error["code"], error["retry_after_seconds"]) == ("a", "queue_full", 3)
+            assert (error["id"], error["code"], error["retry_after_seconds"]) == (
+                "a",
+                "queue_full",
+                3,
+            )
             await chat.answer("a", "Hi")
         assert said(house) == [("user", "Hi")]
         assert [(e.outcome, e.code) for e in house.ends] == [

@@ -158,7 +158,9 @@ class TestCloseCodes:
             await busy.frame("done")
             await busy.answer("b")
 
-    async def test_our_own_fault_closes_1011(self, house: House, caplog) -> None:  # type: ignore[no-untyped-def]
+    async def test_our_own_fault_closes_1011(
+        self, house: House, caplog: pytest.LogCaptureFixture
+    ) -> None:
         def broken(_: object) -> None:
             raise ZeroDivisionError("a bug")
 

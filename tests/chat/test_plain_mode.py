@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,9 @@ from tests.chat.house import SESSIONS, House, KeyRing, ended
 from tests.scripted_engine import FOREVER
 
 
-async def exchange(house: House, message: str, **options: str) -> tuple[list[str], int | None, str | None]:
+async def exchange(
+    house: House, message: str, **options: Any
+) -> tuple[list[str], int | None, str | None]:
     async with house.connect(**options) as chat:
         await chat.client.send(message)
         return await chat.rest(), chat.client.close_code, chat.client.close_reason

@@ -171,7 +171,7 @@ class TestErrors:
 
     async def test_an_engine_that_ends_without_an_end_is_not_a_success(self, house: House) -> None:
         class Forgetful(ScriptedEngine):
-            async def generate(self, prompt, options, work):  # type: ignore[no-untyped-def]
+            async def generate(self, prompt, options, work):
                 async for event in super().generate(prompt, options, work):
                     if type(event).__name__ != "End":
                         yield event

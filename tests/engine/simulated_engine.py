@@ -72,11 +72,17 @@ def tiny_model(folder: Path) -> Path:
 
 @contextmanager
 def simulated_engine(
-    model: Path, law: str, *, async_scheduling: bool = False, **flags: Any
+    model: Path,
+    law: str,
+    *,
+    async_scheduling: bool = False,
+    preempted: list[int] | None = None,
+    **flags: Any,
 ) -> Iterator[AsyncLLM]:
     """An engine that has started; it is shut down, with its processes, at the end.
 
     `async_scheduling`: vLLM turns it off on a CPU, for its workers' sake; this device has none.
+    `preempted` gets an entry for each engine output with preemptions: how many.
     """
     prepare_environment()
     from vllm.engine.arg_utils import AsyncEngineArgs
@@ -94,8 +100,24 @@ def simulated_engine(
     )
     config = arguments.create_engine_config(UsageContext.ENGINE_CONTEXT)
     config.scheduler_config.async_scheduling = async_scheduling
-    engine = AsyncLLM.from_vllm_config(config)
+    loggers = None if preempted is None else [_preemption_logger(preempted)]
+    engine = AsyncLLM.from_vllm_config(config, stat_loggers=loggers)
     try:
         yield engine
     finally:
         engine.shutdown()
+
+
+def _preemption_logger(found: list[int]) -> Any:
+    from vllm.v1.metrics.loggers import StatLoggerBase
+
+    class PreemptionLogger(StatLoggerBase):
+        def __init__(self, vllm_config: Any, engine_index: int = 0) -> None: ...
+
+        def record(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
+            if iteration_stats is not None and iteration_stats.num_preempted_reqs:
+                found.append(iteration_stats.num_preempted_reqs)
+
+        def log_engine_initialized(self) -> None: ...
+
+    return PreemptionLogger

@@ -6,8 +6,9 @@ import asyncio
 import math
 import statistics
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,10 +23,15 @@ if TYPE_CHECKING:
     from vllm import RequestOutput
     from vllm.v1.engine.async_llm import AsyncLLM
 
-pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("default")]
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.filterwarnings("default"),  # vLLM and what it imports warn of many things
+    pytest.mark.timeout(300),  # the first test of each engine waits for its start
+]
 
 LAW = "8b-rtx-pro-6000"
 BLOCK_TOKENS = 16
+TRANSFER_MS = 1
 
 
 @pytest.fixture(scope="module")
@@ -35,26 +41,33 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest_asyncio.fixture(scope="module")
 async def engine(model: Path) -> AsyncIterator[AsyncLLM]:
-    """Plenty of everything; its steps take a twentieth of the law's time, so that tests are quick."""
+    """Plenty of everything; steps of a twentieth of the law's time, so that tests are quick."""
     with simulated_engine(model, LAW, max_num_seqs=256) as started:
         await started.collective_rpc("set_step_time_scale", args=(0.05,))
         yield started
 
 
+@pytest.fixture(scope="module")
+def preempted() -> list[int]:
+    """An entry for every engine output that tells of preemptions."""
+    return []
+
+
 @pytest_asyncio.fixture(scope="module")
-async def small(model: Path) -> AsyncIterator[AsyncLLM]:
-    """A KV cache that two long answers outgrow, and steps handed over before the last one ended."""
+async def small(model: Path, preempted: list[int]) -> AsyncIterator[AsyncLLM]:
+    """A KV cache that two long answers outgrow; steps are handed over before the last has ended."""
     law = "base=1,kv_tokens=1024"
-    with simulated_engine(model, law, async_scheduling=True, max_model_len=1024) as started:
+    flags: dict[str, Any] = {"max_model_len": 1024, "async_scheduling": True}
+    with simulated_engine(model, law, preempted=preempted, **flags) as started:
         yield started
 
 
 @pytest_asyncio.fixture(scope="module")
-async def offloading(model: Path) -> AsyncIterator[AsyncLLM]:
-    """A small KV cache in front of host memory, over a bus that takes 1 ms for a token."""
-    law = "base=1,kv_tokens=1024,transfer=1"
-    flags = {"max_model_len": 1024, "kv_offloading_size": 1.0}
-    with simulated_engine(model, law, **flags) as started:
+async def offloading(model: Path, preempted: list[int]) -> AsyncIterator[AsyncLLM]:
+    """A small KV cache in front of host memory, on a bus that takes 1 ms for a token."""
+    law = f"base=1,kv_tokens=1024,transfer={TRANSFER_MS}"
+    flags: dict[str, Any] = {"max_model_len": 1024, "kv_offloading_size": 1.0}
+    with simulated_engine(model, law, preempted=preempted, **flags) as started:
         yield started
 
 
@@ -63,7 +76,7 @@ _ids = iter(range(10**9))
 
 async def outputs(
     engine: AsyncLLM, prompt: list[int], *, deltas: bool = True, **sampling: Any
-) -> AsyncIterator[RequestOutput]:
+) -> AsyncGenerator[RequestOutput, None]:
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -219,3 +232,163 @@ async def test_structured_output_is_refused_and_if_sent_ends_with_an_error(
     ended = await complete(engine, fresh_prompt(), max_tokens=9, structured_outputs=structure)
     assert ended.outputs[0].finish_reason == "error"
     assert len(await said(engine, fresh_prompt(), max_tokens=9)) == 9
+
+
+# Times ------------------------------------------------------------------------------------------
+
+
+@pytest_asyncio.fixture
+async def slow(engine: AsyncLLM) -> AsyncIterator[AsyncLLM]:
+    """Steps of twice the law's time, which other programs on the machine disturb less."""
+    await engine.collective_rpc("set_step_time_scale", args=(2.0,))
+    yield engine
+    await engine.collective_rpc("set_step_time_scale", args=(0.05,))
+
+
+async def arrivals(stream: AsyncIterator[RequestOutput]) -> list[float]:
+    return [time.perf_counter() async for _ in stream]
+
+
+def gaps(times: list[float]) -> list[float]:
+    return [after - before for before, after in pairwise(times)]
+
+
+async def test_steps_of_64_sequences_take_what_the_law_says(slow: AsyncLLM) -> None:
+    sequences, steps, prompt_tokens = 64, 120, 40
+    async with asyncio.TaskGroup() as group:
+        streams = [
+            group.create_task(
+                arrivals(outputs(slow, fresh_prompt(prompt_tokens), max_tokens=steps))
+            )
+            for _ in range(sequences)
+        ]
+    law = StepTimeLaw.parse(LAW)
+    errors = []
+    for made, seconds in enumerate(gaps(streams[0].result()), start=1):
+        context = sequences * (prompt_tokens + made - 1)
+        load = StepLoad(decode_sequences=sequences, decode_context_tokens=context)
+        errors.append(seconds / (2 * law.seconds(load)) - 1)
+    # The first steps still have prompts in them.
+    assert abs(statistics.median(errors[10:])) < 0.02
+
+
+async def test_a_prompt_makes_its_step_as_long_as_the_mixed_law_says(slow: AsyncLLM) -> None:
+    """Seen as the gaps in the answer that runs beside the prompts."""
+    prompts, tokens = 5, 2000
+    async with asyncio.TaskGroup() as group:
+        beside = group.create_task(arrivals(outputs(slow, fresh_prompt(), max_tokens=60)))
+        await asyncio.sleep(0.2)
+        for _ in range(prompts):
+            await complete(slow, fresh_prompt(tokens), max_tokens=1)
+    longest = sorted(gaps(beside.result()))[-prompts:]
+    load = StepLoad(
+        decode_sequences=1,
+        decode_context_tokens=80,
+        chunk_tokens=tokens,
+        chunk_pairs=tokens * tokens / 2,
+    )
+    law = StepTimeLaw.parse(LAW)
+    assert statistics.median(longest) == pytest.approx(2 * law.seconds(load), rel=0.05)
+
+
+async def test_a_running_device_can_be_slowed_down(engine: AsyncLLM, slow: AsyncLLM) -> None:
+    prompt = fresh_prompt()
+    before = statistics.median(gaps(await arrivals(outputs(slow, prompt, max_tokens=20))))
+    await engine.collective_rpc("set_step_time_scale", args=(4.0,))
+    after = statistics.median(gaps(await arrivals(outputs(slow, prompt, max_tokens=20))))
+    assert after / before == pytest.approx(2, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments", "says"),
+    [("set_step_time_scale", (0.0,), "0.0 times"), ("save_sharded_state", (), "no workers")],
+)
+async def test_what_the_device_cannot_do_fails_and_leaves_the_engine_running(
+    engine: AsyncLLM, method: str, arguments: tuple[float, ...], says: str
+) -> None:
+    with pytest.raises(Exception, match=says):
+        await engine.collective_rpc(method, args=arguments)
+    assert len(await said(engine, fresh_prompt(), max_tokens=3)) == 3
+
+
+# What vLLM does with it -------------------------------------------------------------------------
+
+
+async def test_the_kv_cache_holds_what_the_law_says(engine: AsyncLLM, small: AsyncLLM) -> None:
+    for running, tokens in ((engine, 500_000), (small, 1024)):
+        # vLLM keeps one block for itself.
+        blocks = running.vllm_config.cache_config.num_gpu_blocks
+        assert blocks is not None
+        assert (blocks - 1) * BLOCK_TOKENS == tokens
+
+
+async def test_a_prompt_that_was_seen_is_not_computed_again(engine: AsyncLLM) -> None:
+    prompt = fresh_prompt(200)
+    assert (await complete(engine, prompt, max_tokens=2)).num_cached_tokens == 0
+    # All whole blocks but the last token, which has to be computed for the first answer.
+    assert (await complete(engine, prompt, max_tokens=2)).num_cached_tokens == 192
+    longer = [*prompt[:100], *fresh_prompt(50)]
+    assert (await complete(engine, longer, max_tokens=2)).num_cached_tokens == 96
+
+
+async def test_a_client_that_leaves_disturbs_nobody(engine: AsyncLLM) -> None:
+    stay, leave = [fresh_prompt() for _ in range(8)], [fresh_prompt() for _ in range(8)]
+    expected = [await said(engine, prompt, max_tokens=60) for prompt in stay]
+
+    async def look_in(prompt: list[int], pieces: int) -> None:
+        async with aclosing(outputs(engine, prompt, max_tokens=3000)) as stream:
+            async for _ in stream:
+                if (pieces := pieces - 1) < 0:
+                    return
+
+    async with asyncio.TaskGroup() as group:
+        stayed = [group.create_task(said(engine, prompt, max_tokens=60)) for prompt in stay]
+        for pieces, prompt in enumerate(leave):
+            group.create_task(look_in(prompt, pieces))
+    assert [task.result() for task in stayed] == expected
+
+
+async def preempted_and_not(
+    engine: AsyncLLM, preempted: list[int]
+) -> tuple[list[list[int]], list[list[int]]]:
+    """Answers of two requests alone, then together, when they outgrow the KV cache."""
+    prompts = [fresh_prompt(), fresh_prompt()]
+    alone = [await said(engine, prompt, max_tokens=640) for prompt in prompts]
+    preempted.clear()
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(said(engine, prompt, max_tokens=640)) for prompt in prompts]
+    assert sum(preempted) > 0
+    return alone, [task.result() for task in tasks]
+
+
+async def test_a_preempted_answer_goes_on_as_it_would_have(
+    small: AsyncLLM, preempted: list[int]
+) -> None:
+    assert small.vllm_config.max_concurrent_batches == 2
+    alone, together = await preempted_and_not(small, preempted)
+    assert alone == together
+    assert all(len(answer) == 640 for answer in alone)
+
+
+async def test_offloading_changes_no_answer(offloading: AsyncLLM, preempted: list[int]) -> None:
+    alone, together = await preempted_and_not(offloading, preempted)
+    assert alone == together
+
+
+async def test_loading_from_host_memory_takes_its_time_and_holds_up_nobody(
+    offloading: AsyncLLM,
+) -> None:
+    prompt = fresh_prompt(512)
+    await complete(offloading, prompt, max_tokens=2)
+    for _ in range(4):
+        await complete(offloading, fresh_prompt(500), max_tokens=2)
+    async with asyncio.TaskGroup() as group:
+        beside = group.create_task(arrivals(outputs(offloading, fresh_prompt(), max_tokens=300)))
+        await asyncio.sleep(0.05)
+        begun = time.perf_counter()
+        loaded = await complete(offloading, prompt, max_tokens=1)
+        ended = time.perf_counter()
+    assert loaded.num_cached_tokens is not None
+    assert loaded.num_cached_tokens > 256
+    assert ended - begun >= loaded.num_cached_tokens * TRANSFER_MS / 1000
+    assert sum(begun < at < ended for at in beside.result()) > 20

@@ -33,6 +33,11 @@ TEXT = (
 SUMMARY = ["The council closes ", "the market hall. ", "Traders move ", "in June."]
 
 
+def limits_with(**limits: Any) -> SummaryLimits:
+    """Limits under which texts of any length are read."""
+    return SummaryLimits(**{"calls": 4096, **limits})
+
+
 @dataclass(frozen=True, slots=True)
 class Ended:
     """How one request ended, as the metrics would learn."""
@@ -52,7 +57,7 @@ class House:
     def reset(self) -> None:
         self.engine = ScriptedEngine()
         self.engine.answer = lambda _: SUMMARY
-        self.limits = SummaryLimits()
+        self.limits = limits_with()
         self.tenant = Tenant(id="acme")
         self.ends: list[Ended] = []
         self.refusal: FairgateError | None = None

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from app.errors import InvalidRequest
 from app.summaries.fields import fields_of_query
-from app.summaries.limits import SummaryLimits
 from app.summaries.request import request_of
-from tests.summaries.house import SUMMARY, TEXT, House
+from tests.summaries.house import SUMMARY, TEXT, House, limits_with
 
 
 @pytest.mark.parametrize(
@@ -151,7 +150,7 @@ async def test_a_text_in_any_honest_encoding_is_read(
 
 class TestSizes:
     async def test_a_body_beyond_the_limit_is_413_announced_or_not(self, house: House) -> None:
-        house.limits = SummaryLimits(body_bytes=1000)
+        house.limits = limits_with(body_bytes=1000)
         for size in (1001, 3000, 2_000_000):
             raw = json.dumps({"text": "w " * (size // 2)}).encode()
             headers = {"content-type": JSON}
@@ -168,7 +167,7 @@ class TestSizes:
 
     async def test_a_body_at_the_limit_is_read(self, house: House) -> None:
         raw = json.dumps({"text": TEXT}).encode()
-        house.limits = SummaryLimits(body_bytes=len(raw))
+        house.limits = limits_with(body_bytes=len(raw))
         answer = await house.post(content=raw, headers={"content-type": JSON})
         assert answer.status == 200
 

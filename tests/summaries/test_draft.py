@@ -166,6 +166,24 @@ def test_bullets_get_the_marks_that_the_model_forgot() -> None:
     )
 
 
+def test_bullets_are_few_and_paragraphs_are_one() -> None:
+    rivers = ["Rhine", "Elbe", "Loire", "Po", "Tagus", "Thames", "Oder", "Ebro", "Spree"]
+    lines = "".join(f"The {river} flows.\n\n" for river in rivers)
+    draft = written(lines, style="bullets")
+    assert draft.text.count("\n- ") == 6
+    assert draft.truncated
+    paragraph = written(lines).text
+    assert paragraph == " ".join(f"The {river} flows." for river in rivers)
+    assert (
+        written("\u4e00\u4e8c\u3002\n\u4e09\u56db\u3002").text
+        == "\u4e00\u4e8c\u3002\u4e09\u56db\u3002"
+    )
+
+
+def test_tags_that_the_model_copied_are_left_out() -> None:
+    assert written(f"<document>\n{PROSE}\n</document>").text == PROSE
+
+
 def test_a_headline_is_one_line_without_ornaments() -> None:
     draft = written('**"Market hall closes"**\n\nIt was built in 1894.', style="headline")
     assert draft.text == "Market hall closes"

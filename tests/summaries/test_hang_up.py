@@ -88,12 +88,15 @@ async def test_hanging_up_at_any_moment_leaves_nothing_running(house: House) -> 
     rng = random.Random(4)
 
     def slow(_: object) -> list[Step]:
-        words = (f"Word {n} is {n * n}. " for n in range(60))
+        words = (f"Word {n} is {n * n}. " for n in range(20))
         return [Queued(position=1, eta_seconds=0.1), STARTED, *words, FOREVER]
 
     house.engine.answer = slow
     for round_ in range(50):
-        body = {"documents": [{"text": f"{TEXT} {n}"} for n in range(3)], "stream": round_ % 2 > 0}
+        body = {
+            "documents": [{"text": f"{TEXT * 20} {n}"} for n in range(3)],
+            "stream": round_ % 2 > 0,
+        }
         writer = await opened(house, body)
         for _ in range(rng.randrange(120)):
             await asyncio.sleep(0)

@@ -14,10 +14,9 @@ from app.errors import (
     TimedOut,
     WaitTooLong,
 )
-from app.summaries.limits import SummaryLimits
 from app.tenants.model import Tenant
 from tests.scripted_engine import FOREVER, STARTED, ScriptedEngine
-from tests.summaries.house import SUMMARY, TEXT, House
+from tests.summaries.house import SUMMARY, TEXT, House, limits_with
 
 
 async def test_a_text_gets_its_summary(house: House) -> None:
@@ -30,7 +29,10 @@ async def test_a_text_gets_its_summary(house: House) -> None:
     assert body["strategy"] == "single"
     assert body["truncated"] is False
     assert body["verbatim"] is False
-    assert body["fragments"] == [{"index": 0, "start": 0, "end": len(TEXT), "summary": summary}]
+    assert body["parts"] == {"total": 1, "used": 1}
+    assert body["fragments"] == [
+        {"index": 0, "start": 0, "end": len(TEXT), "summary": summary, "verbatim": False}
+    ]
     (call,) = house.engine.calls
     assert body["usage"] == {
         "prompt_tokens": len(call.prompt.token_ids),
@@ -72,6 +74,7 @@ async def test_options_in_the_query_go_with_a_json_body_too(house: House) -> Non
 
 
 async def test_documents_get_results_in_order_and_a_bad_one_its_own_error(house: House) -> None:
+    house.limits = limits_with(calls=1)
     house.engine = ScriptedEngine(context_tokens=500)
     house.engine.answer = lambda call: [f"About {call.messages[-1].content.split()[-2]}."]
     documents = [
@@ -120,7 +123,7 @@ async def test_what_ends_the_engine_ends_the_whole_request(house: House) -> None
 async def test_calls_of_one_request_are_bounded_and_only_the_first_is_no_part(
     house: House,
 ) -> None:
-    house.limits = SummaryLimits(parallel_calls=3)
+    house.limits = limits_with(parallel_calls=3)
     answer = await house.post({"documents": [{"text": TEXT}] * 10})
     assert len(answer.json["results"]) == 10
     assert house.engine.most_at_once <= 3
@@ -136,6 +139,7 @@ async def test_nothing_else_starts_before_the_first_call_is_accepted(house: Hous
 
 
 async def test_a_text_beyond_the_context_is_refused_with_both_lengths(house: House) -> None:
+    house.limits = limits_with(calls=1)
     answer = await house.post({"text": "word " * 20_000})
     assert answer.status == 400
     assert answer.error["code"] == "context_length_exceeded"
@@ -151,6 +155,7 @@ async def test_prompt_and_room_never_exceed_the_context_at_its_edge(
     house: House, extra: int
 ) -> None:
     """Long by a few tokens more or less, a text fits whole or is refused, never cut."""
+    house.limits = limits_with(calls=1)
     await house.post({"text": TEXT, "max_words": 20})
     beside = len(house.engine.calls.pop().prompt.token_ids) - len(TEXT.split())
     room = 20 * 3 + 32

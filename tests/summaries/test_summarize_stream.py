@@ -4,9 +4,8 @@ import asyncio
 
 from app.engine.api import Queued
 from app.errors import Draining, EngineDead, QueueFull
-from app.summaries.limits import SummaryLimits
 from tests.scripted_engine import FOREVER, STARTED
-from tests.summaries.house import SUMMARY, TEXT, House
+from tests.summaries.house import SUMMARY, TEXT, House, limits_with
 
 
 async def test_events_come_in_order_and_deltas_joined_are_the_summary(house: House) -> None:
@@ -52,7 +51,7 @@ async def test_a_sentence_is_sent_before_the_next_is_written(house: House) -> No
 
 
 async def test_while_it_waits_its_place_is_told_every_few_seconds(house: House) -> None:
-    house.limits = SummaryLimits(silence_seconds=0.02)
+    house.limits = limits_with(silence_seconds=0.02)
     turn, end = asyncio.Event(), asyncio.Event()
     house.engine.script(Queued(position=3, eta_seconds=1.25), turn, STARTED, end, *SUMMARY)
     async with house.stream({"text": TEXT}) as stream:
@@ -124,7 +123,7 @@ async def test_line_separators_in_a_text_do_not_break_a_line(house: House) -> No
 
 
 async def test_a_long_silence_alone_does_not_end_a_stream(house: House) -> None:
-    house.limits = SummaryLimits(silence_seconds=0.01)
+    house.limits = limits_with(silence_seconds=0.01)
     house.engine.script(STARTED, FOREVER)
     async with house.stream({"text": TEXT}) as stream:
         await stream.next()
