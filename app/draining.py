@@ -81,6 +81,15 @@ class GoingAway(WebSocketsSansIOProtocol):
         if self.close_timer is None:
             self.close_timer = self.loop.call_later(FLUSH_SECONDS, self.transport.close)
 
+    async def run_asgi(self) -> None:
+        """One session, and then a bounded time for its last bytes.
+
+        A closed transport still waits for its buffer to be read; a peer that never reads would
+        keep both for as long as it likes.
+        """
+        await super().run_asgi()
+        self.loop.call_later(self.close_timeout + FLUSH_SECONDS, self.transport.abort)
+
 
 class DrainingServer(uvicorn.Server):
     """Serves until a signal or a failure, then drains, then stops; on `run()`'s thread throughout.

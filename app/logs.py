@@ -55,7 +55,7 @@ def configure(log_format: LogFormat, level: str, *, stream: TextIO | None = None
     logging.captureWarnings(capture=True)
     for name in _TALKATIVE:
         logging.getLogger(name).setLevel(max(logging.WARNING, root.level))
-    for name in ("uvicorn", "uvicorn.error"):
+    for name in ("uvicorn", "uvicorn.error", "vllm"):
         adopt(name)
     # One line per request is ours to write, with the tenant; uvicorn's would carry the query too.
     logging.getLogger("uvicorn.access").disabled = True
@@ -73,14 +73,23 @@ def is_text(log_format: LogFormat, stream: TextIO | None = None) -> bool:
 
 
 def adopt(name: str) -> None:
-    """Take over a library's logger: its own handlers go, its lines take our way out.
+    """Take over a library's logger, for good: its lines take our way out, whatever it sets up.
 
-    vLLM sets up its logger when it is imported, so this is called again after that.
+    vLLM gives its logger a handler of its own when it is imported, and again with each engine.
     """
     logger = logging.getLogger(name)
     for handler in list(logger.handlers):
         logger.removeHandler(handler)
-    logger.propagate = True
+    vars(logger).pop("propagate", None)
+    logger.__class__ = _Adopted
+
+
+class _Adopted(logging.Logger):
+    # Both are what dictConfig sets when a library configures its logger: to no effect.
+    propagate = property(lambda _self: True, lambda _self, _value: None)
+
+    def addHandler(self, hdlr: logging.Handler) -> None:  # noqa: N802  the standard library's name
+        """Nothing: the root's handler writes its lines."""
 
 
 def get_logger(name: str) -> structlog.stdlib.BoundLogger:

@@ -26,7 +26,7 @@ from urllib.parse import parse_qs
 from app.errors import Draining
 from app.flags import read_server_flags
 from app.metrics import Metrics
-from app.server import run
+from app.server import leave, run
 from app.settings import Settings, load_settings
 from app.web.answers import encode, error_body
 from app.web.health import Health
@@ -200,4 +200,4 @@ def make_app(_settings: Settings, health: Health, metrics: Metrics) -> FakeApp:
 
 
 if __name__ == "__main__":
-    sys.exit(run(load_settings(), read_server_flags(sys.argv[1:]), make_app))
+    leave(run(load_settings(), read_server_flags(sys.argv[1:]), make_app))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import logging.config
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -57,20 +58,35 @@ def test_an_event_is_one_json_line_with_its_fields(stream):
     assert line["timestamp"].endswith("Z")
 
 
-def test_lines_of_the_standard_library_take_the_same_way_out(stream):
-    """uvicorn's and vLLM's, whose loggers bring handlers of their own."""
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_lines_of_the_standard_library_take_the_same_way_out(stream, when):
+    """uvicorn's and vLLM's, whose loggers get handlers of their own before and after."""
     theirs = io.StringIO()
-    foreign = logging.getLogger("vllm")
-    foreign.addHandler(logging.StreamHandler(theirs))
-    foreign.propagate = False
+    name = f"library.{when}"
+    foreign = logging.getLogger(name)
+    if when == "before":
+        route_elsewhere(name, theirs)
     logs.configure("json", "info", stream=stream)
-    logs.adopt("vllm")
+    logs.adopt(name)
+    if when == "after":
+        route_elsewhere(name, theirs)
     foreign.warning("KV cache is %d %% full", 99)
-    logging.getLogger("app.x").info("x.done", extra={"count": 3})
+    logging.getLogger(f"{name}.inner").info("x.done", extra={"count": 3})
     assert theirs.getvalue() == ""
     full, done = written(stream)
     assert full["event"] == "KV cache is 99 % full"
     assert (done["event"], done["count"]) == ("x.done", 3)
+
+
+def route_elsewhere(name: str, stream: io.StringIO) -> None:
+    logging.config.dictConfig(
+        {
+            "version": 1,
+            "disable_existing_loggers": False,
+            "handlers": {"own": {"class": "logging.StreamHandler", "stream": stream}},
+            "loggers": {name: {"handlers": ["own"], "level": "INFO", "propagate": False}},
+        }
+    )
 
 
 async def test_the_request_is_named_in_every_line_of_its_context(stream):

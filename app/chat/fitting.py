@@ -9,6 +9,8 @@ from app.engine.api import Prompt, TextEngine
 
 ANSWER_SHARE = 4  # at least a quarter of the context is left to the answer, if it asks for as much
 SLACK_SHARE = 8  # once something must go, an eighth more goes: see `fit`
+CHARACTERS_PER_TOKEN = 32  # more than text has: what is longer by this count is not even rendered
+TRUSTED_GUESSES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,26 +31,25 @@ async def fit(
     follow then keep their prefix. What does not fit even without any history is left to the engine
     to refuse.
     """
-
-    async def render(without: int) -> Prompt:
-        return await engine.render(history.messages(content, without=without), model=model)
-
     context = engine.model.context_tokens
     room = context - min(max_tokens, context // ANSWER_SHARE)
-    prompt = await render(0)
-    if len(prompt.token_ids) <= room or not history:
-        return Fitted(prompt=prompt, forgotten=0)
     goal = room - context // SLACK_SHARE
-    fewest, most = 1, len(history)
-    best, prompt = most, await render(most)
-    if len(prompt.token_ids) > goal:
-        # The system message and the new one alone are too long for any slack.
+    sizes = [size + len(content) for size in history.sizes()]
+    without = _first(sizes, context * CHARACTERS_PER_TOKEN)
+    prompt = await engine.render(history.messages(content, without=without), model=model)
+    if not without and len(prompt.token_ids) <= room:
         goal = room
-    while fewest < best:
-        middle = (fewest + best) // 2
-        shorter = await render(middle)
-        if len(shorter.token_ids) <= goal:
-            best, prompt = middle, shorter
-        else:
-            fewest = middle + 1
-    return Fitted(prompt=prompt, forgotten=best)
+    tries = 0
+    while len(prompt.token_ids) > goal and without < len(history):
+        # As many characters as made `goal` tokens last time; where that misleads, half of the rest.
+        guess = _first(sizes, sizes[without] * goal // len(prompt.token_ids))
+        half = (without + len(history) + 1) // 2
+        without = max(without + 1, guess, half if tries >= TRUSTED_GUESSES else 0)
+        prompt = await engine.render(history.messages(content, without=without), model=model)
+        tries += 1
+    return Fitted(prompt=prompt, forgotten=without)
+
+
+def _first(sizes: list[int], most: int) -> int:
+    """The first index whose size is at most `most`, or the last."""
+    return next((index for index, size in enumerate(sizes) if size <= most), len(sizes) - 1)

@@ -32,6 +32,15 @@ class History:
         messages.append(Message(role="user", content=content))
         return messages
 
+    def sizes(self) -> list[int]:
+        """Characters without 0, 1, 2, ... of the oldest turns, down to the system message alone."""
+        size = 0 if self._system is None else len(self._system.content)
+        sizes = [size]
+        for turn in reversed(self._turns):
+            size += sum(len(message.content) for message in turn)
+            sizes.append(size)
+        return sizes[::-1]
+
     def forget(self, turns: int) -> None:
         """Drop so many of the oldest turns for good."""
         del self._turns[:turns]

@@ -8,6 +8,7 @@ client pulls.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -82,6 +83,14 @@ class GatewayEngine(AsyncLLM):
         async with aclosing(AsyncLLM.generate(self, prompt, params, "warm-up")) as outputs:
             async for _ in outputs:
                 pass
+
+    async def close(self) -> None:
+        """End the engine's processes; seconds. What still waits for outputs waits in vain."""
+        # Left alone, the handler would take the end of the engine for its death, and log it so.
+        if (handler := self.output_handler) is not None:
+            handler.cancel()
+            await asyncio.wait([handler])
+        await asyncio.to_thread(self.shutdown)
 
     def end_all(self, error: FairgateError) -> None:
         """Give every running request `error` as its end."""

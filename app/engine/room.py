@@ -68,7 +68,7 @@ class EngineRoom:
 
     async def shutdown(self) -> None:
         """End the engine's processes; seconds."""
-        await asyncio.to_thread(self._engine.shutdown)
+        await self._engine.close()
 
 
 async def parse_flags(plan: RoomPlan) -> launch.Launch:
@@ -129,7 +129,7 @@ async def open_room(parsed: launch.Launch, plan: RoomPlan) -> EngineRoom:
         plan.on_phase("warming up")
         await engine.warm_up()
     except BaseException:
-        await asyncio.to_thread(engine.shutdown)
+        await engine.close()
         raise
     return EngineRoom(engine, dispatcher, text, openai)
 

@@ -47,13 +47,18 @@ async def read_body(scope: Scope, receive: Receive, *, max_bytes: int) -> Body:
     if announced.isdigit() and int(announced) > max_bytes * _PATIENCE:
         raise _too_large(max_bytes)
     content_type = headers.get(b"content-type", "")
-    charset = _CHARSET.search(content_type)
     return Body(
         data=await _read(receive, max_bytes),
         media_type=content_type.split(";")[0].strip().lower(),
-        charset=charset[1].lower() if charset else None,
+        charset=charset_of(content_type),
         content_type=content_type,
     )
+
+
+def charset_of(content_type: str) -> str | None:
+    """The charset that a content-type declares."""
+    charset = _CHARSET.search(content_type)
+    return charset[1].lower() if charset else None
 
 
 async def _read(receive: Receive, max_bytes: int) -> bytes:

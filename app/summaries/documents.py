@@ -1,82 +1,150 @@
-"""From the bytes of an upload to its text."""
+"""From an upload to its text, whatever kind of document it is."""
 
 from __future__ import annotations
 
-import codecs
+import asyncio
+import json
+import os
+import sys
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import PurePath
 
-from app.errors import InvalidRequest, UnsupportedMediaType
-from app.summaries.body import Body
+from app.errors import FairgateError, Internal, InvalidRequest, TooLarge, UnsupportedMediaType
+from app.summaries.charsets import decode
+from app.summaries.limits import SummaryLimits
 from app.summaries.readable import readable
 
-PLAIN_TYPES = ("text/plain", "text/markdown")
-READ_TYPES = ("application/json", *PLAIN_TYPES)
+_DOCX = "application/vnd.openxmlformats-officedocument.wordprocessingml.document"
+_KINDS = {
+    "text/plain": "text",
+    "text/markdown": "text",
+    "text/x-markdown": "text",
+    "text/html": "html",
+    "application/xhtml+xml": "html",
+    "application/pdf": "pdf",
+    _DOCX: "docx",
+}
+_SUFFIXES = {
+    ".txt": "text",
+    ".text": "text",
+    ".md": "text",
+    ".markdown": "text",
+    ".html": "html",
+    ".htm": "html",
+    ".pdf": "pdf",
+    ".docx": "docx",
+}
+# Types that say nothing, with which browsers and curl send files they do not know.
+_ANY = ("", "application/octet-stream", "binary/octet-stream")
 
-# Python knows more names, some of which decode in quadratic time (punycode) or are no charset of
-# any document (unicode_escape); these are the ones that browsers and office software write.
-_CHARSETS = frozenset(
-    codecs.lookup(name).name
-    for name in (
-        *("ascii", "utf-8", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be"),
-        *(f"iso8859-{part}" for part in (*range(1, 12), 13, 14, 15, 16)),
-        *(f"cp125{digit}" for digit in range(9)),
-        *("gb18030", "gbk", "gb2312", "big5", "big5hkscs", "shift_jis", "cp932", "euc_jp"),
-        *("iso2022_jp", "euc_kr", "cp949", "koi8-r", "koi8-u", "tis-620", "cp874", "mac-roman"),
-    )
-)
+_SIGNATURES = {"pdf": b"%PDF-", "docx": b"PK\x03\x04"}
+_LIBRARIES = {"pdf": "pypdf", "docx": "docx", "html": "inscriptis"}
 
-_MARKS = (
-    (codecs.BOM_UTF8, "utf-8-sig"),
-    (codecs.BOM_UTF32_LE, "utf-32"),  # before UTF-16, whose mark is the start of this one
-    (codecs.BOM_UTF32_BE, "utf-32"),
-    (codecs.BOM_UTF16_LE, "utf-16"),
-    (codecs.BOM_UTF16_BE, "utf-16"),
-)
+READ_TYPES = ("application/json", "multipart/form-data", *_KINDS)
 
-
-def text_of(body: Body) -> str:
-    """The readable text of a document that was sent as a body of its own.
-
-    Raises:
-        UnsupportedMediaType: its type or its charset is not read here.
-        InvalidRequest: its bytes are not text.
-    """
-    if body.media_type not in PLAIN_TYPES:
-        raise unsupported(body.media_type)
-    return readable(decode(body.data, body.charset), param="body")
+# All that a process for one document needs to know of its surroundings.
+_ENVIRONMENT = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG", "HOME", "SYSTEMROOT")
 
 
-def unsupported(media_type: str) -> UnsupportedMediaType:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Upload:
+    """One document as it came; `media_type` is lower case, both names may be empty."""
+
+    data: bytes
+    media_type: str = ""
+    charset: str | None = None
+    file_name: str = ""
+
+
+class Reader:
+    """Reads uploads; the intricate ones in processes of their own, a few at a time."""
+
+    def __init__(self, limits: SummaryLimits) -> None:
+        self._seconds = limits.extract_seconds
+        self._places = asyncio.Semaphore(limits.extractors)
+
+    async def text_of(self, upload: Upload) -> str:
+        """The readable text of a document.
+
+        Raises:
+            UnsupportedMediaType: it is of a kind, or in a charset, that is not read here.
+            InvalidRequest: it is damaged, encrypted, empty, or not what it is declared to be.
+            TooLarge: it takes too long to read.
+        """
+        kind = _kind_of(upload)
+        if kind == "text":
+            text = await asyncio.to_thread(decode, upload.data, upload.charset)
+            return readable(text, param="body")
+        library, signature = _LIBRARIES[kind], _SIGNATURES.get(kind, b"")
+        if find_spec(library) is None:
+            raise UnsupportedMediaType(
+                f"this server reads no {kind.upper()}: it was installed without the extra "
+                "`documents`; send the text itself",
+                param="content-type",
+            )
+        if not upload.data.lstrip(b"\xef\xbb\xbf\r\n\t ").startswith(signature):
+            raise InvalidRequest(
+                f"this is not a readable {kind.upper()} file: it is damaged, encrypted or of "
+                "another type",
+                param="body",
+            )
+        async with self._places:
+            return readable(await self._extracted(kind, upload), param="body")
+
+    async def _extracted(self, kind: str, upload: Upload) -> str:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "app.summaries.extract"),
+            *(kind, str(max(1, round(self._seconds))), upload.charset or ""),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
+        )
+        try:
+            async with asyncio.timeout(self._seconds):
+                output, _ = await process.communicate(upload.data)
+        except TimeoutError:
+            raise TooLarge(
+                f"the {kind.upper()} file takes too long to read: send its text, or parts of it",
+                param="body",
+            ) from None
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        return _answer(kind, process.returncode, output)
+
+
+def _answer(kind: str, code: int | None, output: bytes) -> str:
+    """What the process said; one that was ended by its limits said nothing."""
+    if code is not None and code < 0:
+        raise TooLarge(f"the {kind.upper()} file takes too much to read", param="body")
+    if code:
+        raise Internal("the process that reads documents failed")
+    answer = json.loads(output)
+    if "problem" in answer:
+        raise InvalidRequest(answer["problem"], param="body")
+    text: str = answer["text"]
+    return text
+
+
+def _kind_of(upload: Upload) -> str:
+    kind = _KINDS.get(upload.media_type)
+    suffix = PurePath(upload.file_name).suffix.lower()
+    if kind is None and upload.media_type in _ANY:
+        kind = _SUFFIXES.get(suffix)
+    if kind is None and upload.media_type in _ANY and upload.file_name:
+        kind = next((k for k, mark in _SIGNATURES.items() if upload.data.startswith(mark)), None)
+    if kind is None:
+        raise unsupported(upload.media_type)
+    return kind
+
+
+def unsupported(media_type: str) -> FairgateError:
     """The refusal of a type, with those that are read."""
     sent = f"content-type {media_type!r} is" if media_type else "a body without content-type is"
     return UnsupportedMediaType(
         f"{sent} not read here: send {', '.join(READ_TYPES[:-1])} or {READ_TYPES[-1]}",
         param="content-type",
     )
-
-
-def decode(data: bytes, charset: str | None) -> str:
-    """The characters of `data`, by its byte order mark, its declared charset, or as UTF-8."""
-    name = next((name for mark, name in _MARKS if data.startswith(mark)), None)
-    if name is None and charset is not None:
-        name = _known(charset)
-    try:
-        return data.decode(name or "utf-8")
-    except UnicodeDecodeError as error:
-        hint = "" if charset else ", or name its charset in the content-type"
-        raise InvalidRequest(
-            f"the body is not {error.encoding}: byte {error.start} cannot be decoded; "
-            f"send the text as UTF-8{hint}",
-            param="body",
-        ) from None
-
-
-def _known(charset: str) -> str:
-    try:
-        name = codecs.lookup(charset).name
-    except (LookupError, ValueError):
-        name = ""
-    if name not in _CHARSETS:
-        raise UnsupportedMediaType(
-            f"charset {charset!r} is not read here: send the text as UTF-8", param="content-type"
-        )
-    return name

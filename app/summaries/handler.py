@@ -1,4 +1,4 @@
-"""One request to `/summarize` from its first byte to its last, and its one recorded end."""
+"""One request to `/summarize` or `/ask`, from its first byte to its last and its recorded end."""
 
 from __future__ import annotations
 
@@ -8,25 +8,28 @@ import traceback
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Literal
 
 from app.engine.api import TextEngine, Work
-from app.errors import TimedOut
-from app.summaries.body import read_body
-from app.summaries.documents import text_of
+from app.errors import FairgateError, InvalidRequest, TimedOut
+from app.summaries.body import Body, read_body
+from app.summaries.documents import Reader, Upload
 from app.summaries.exchange import EventStream, Exchange
 from app.summaries.fields import fields_of_json, fields_of_query, merged
+from app.summaries.form import form_of
 from app.summaries.hang_up import (
     ClientGone,
     Receive,
     Scope,
     Send,
     alongside,
+    one_error,
     raise_when_gone,
 )
 from app.summaries.limits import SummaryLimits
 from app.summaries.planner import Planner
 from app.summaries.record import MakeWork, Record
-from app.summaries.request import SummaryRequest, request_of
+from app.summaries.request import Source, SummaryRequest, request_of
 from app.summaries.results import Json, answer_of
 from app.summaries.summarizer import Summarizer
 from app.web.answers import as_fairgate_error
@@ -43,21 +46,30 @@ class Answer:
 
 
 class Handler:
-    """Answers requests to `/summarize`."""
+    """Answers the requests to one of the two routes, `api`."""
 
     def __init__(
-        self, engine: Callable[[], TextEngine], make_work: MakeWork, limits: SummaryLimits
+        self,
+        api: Literal["summarize", "ask"],
+        engine: Callable[[], TextEngine],
+        make_work: MakeWork,
+        limits: SummaryLimits,
     ) -> None:
+        self._api = api
         self._engine = engine
         self._make_work = make_work
         self._limits = limits
+        self._reader = Reader(limits)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; the door has put its caller into the scope."""
-        record = Record(scope["state"]["caller"], "summarize", self._make_work)
+        record = Record(scope["state"]["caller"], self._api, self._make_work)
         exchange = Exchange(send, self._limits)
         try:
-            request = await self._read(scope, receive)
+            body = await read_body(scope, receive, max_bytes=self._limits.body_bytes)
+            request = await alongside(
+                self._parse(scope["query_string"], body), raise_when_gone(receive)
+            )
             if request.stream:
                 exchange = EventStream(send, self._limits)
             answer = await alongside(
@@ -75,13 +87,40 @@ class Handler:
         except Exception as error:
             await self._fail(record, exchange, error)
 
-    async def _read(self, scope: Scope, receive: Receive) -> SummaryRequest:
-        query = fields_of_query(scope["query_string"])
-        body = await read_body(scope, receive, max_bytes=self._limits.body_bytes)
-        most = self._limits.documents
+    async def _parse(self, query: bytes, body: Body) -> SummaryRequest:
+        """The request in any of its forms; documents that are files are read here."""
+        fields = fields_of_query(query)
+        uploads: list[Upload] | None = None
         if body.media_type == "application/json" or body.media_type.endswith("+json"):
-            return request_of(merged(query, fields_of_json(body)), max_documents=most)
-        return request_of(query, max_documents=most, text=text_of(body))
+            fields = merged(fields, fields_of_json(body))
+        elif body.media_type == "multipart/form-data":
+            form = await form_of(body)
+            fields, uploads = merged(fields, form.fields), form.files or None
+        else:
+            uploads = [Upload(data=body.data, media_type=body.media_type, charset=body.charset)]
+        return request_of(
+            fields,
+            max_documents=self._limits.documents,
+            uploads=None if uploads is None else await self._all(uploads),
+            asking=self._api == "ask",
+        )
+
+    async def _all(self, uploads: list[Upload]) -> tuple[Source, ...]:
+        if len(uploads) > self._limits.documents:
+            raise InvalidRequest(
+                f"send at most {self._limits.documents} files at once", param="file"
+            )
+        with one_error():
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._one(upload)) for upload in uploads]
+        return tuple([task.result() for task in tasks])
+
+    async def _one(self, upload: Upload) -> Source:
+        name = upload.file_name or None
+        try:
+            return Source(id=name, text=await self._reader.text_of(upload))
+        except FairgateError as error:
+            return Source(id=name, error=error)
 
     async def _answer(self, request: SummaryRequest, record: Record, exchange: Exchange) -> Answer:
         engine = self._engine()
@@ -93,7 +132,8 @@ class Handler:
         async with _deadline(work):
             results = await making.run()
         timing = making.timing
-        body = answer_of(work.request_id, model, results, timing, many=request.many)
+        name = f"{self._api}-{work.request_id}"
+        body = answer_of(name, model, results, timing, many=request.many)
         return Answer(body=body, queue_seconds=timing.queue_seconds)
 
     async def _fail(self, record: Record, exchange: Exchange, error: Exception) -> None:

@@ -9,6 +9,7 @@ from app.summaries.words import count_words, exceeds_words
 # stopped, since small models do not count.
 _USUAL_WORDS = {"paragraph": 80, "bullets": 80, "headline": 12}
 _MOST_WORDS = {"paragraph": 120, "bullets": 120, "headline": 16}
+_ANSWER_WORDS = 200
 
 # Words cost up to about 3 tokens each where a small vocabulary meets a language it was not made
 # for. Generous is cheap: the writer ends the call as soon as the words are there.
@@ -20,8 +21,8 @@ _SHORT_WORDS = 25
 
 
 def most_words(brief: Brief) -> int:
-    """The most words that the summary may have."""
-    return brief.max_words or _MOST_WORDS[brief.style]
+    """The most words that the summary or answer may have."""
+    return brief.max_words or (_ANSWER_WORDS if brief.question else _MOST_WORDS[brief.style])
 
 
 def asked_words(brief: Brief, text: str) -> int:

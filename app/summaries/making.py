@@ -10,7 +10,7 @@ from app.errors import Draining, EngineDead, FairgateError, Internal, Loading, R
 from app.summaries.draft import Draft
 from app.summaries.exchange import Exchange
 from app.summaries.gate import Gate
-from app.summaries.planner import Plan
+from app.summaries.jobs import Plan
 from app.summaries.writer import Call, Writer, Written
 
 # These end the whole request, whichever call they hit; any other is that call's own.

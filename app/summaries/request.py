@@ -16,17 +16,22 @@ _STYLES = ("paragraph", "bullets", "headline")
 _OPTIONS = ("text", "documents", "style", "max_words", "language", "focus", "stream", "model")
 
 MOST_WORDS = 10_000
+_LONGEST_QUESTION = 2_000
 _LANGUAGE = re.compile(r"[^\W_][\w \-()',.]{0,63}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Brief:
-    """What the summary should be like; None leaves it to the model."""
+    """What the summary should be like; None leaves it to the model.
+
+    With a `question` no summary is wanted but an answer.
+    """
 
     style: Style = "paragraph"
     max_words: int | None = None
     language: str | None = None
     focus: str | None = None
+    question: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,33 +54,41 @@ class SummaryRequest:
     model: str | None
 
 
-def request_of(fields: Fields, *, max_documents: int, text: str | None = None) -> SummaryRequest:
-    """The request that `fields` describe; `text` is the document where it came as the body.
+def request_of(
+    fields: Fields,
+    *,
+    max_documents: int,
+    uploads: tuple[Source, ...] | None = None,
+    asking: bool = False,
+) -> SummaryRequest:
+    """The request that `fields` describe; `uploads` are the documents where they came as files.
+
+    With `asking` it needs a question.
 
     Raises:
         InvalidRequest: naming the field at fault. A bad document of a list is not that: it carries
             its own error.
     """
-    refuse_slips(fields, _OPTIONS)
+    refuse_slips(fields, (*_OPTIONS, "question") if asking else _OPTIONS)
+    question = _question(fields) if asking else None
     sources: tuple[Source, ...]
-    many = text is None and fields.get("documents") is not None
-    if text is not None:
+    if uploads is not None:
         _refuse_both(fields)
-        sources = (Source(text=text),)
-    elif many:
-        sources = _documents(fields, max_documents)
+        sources, many = uploads, len(uploads) > 1
+    elif fields.get("documents") is not None:
+        sources, many = _documents(fields, max_documents), True
     else:
-        sources = (Source(text=_text(fields)),)
+        sources, many = (Source(text=_text(fields)),), False
     return SummaryRequest(
         sources=sources,
         many=many,
-        brief=_brief(fields),
+        brief=_brief(fields, question),
         stream=flag(fields, "stream"),
         model=line(fields, "model", 256),
     )
 
 
-def _brief(fields: Fields) -> Brief:
+def _brief(fields: Fields, question: str | None) -> Brief:
     language = line(fields, "language", 64)
     if language is not None and not _LANGUAGE.fullmatch(language):
         raise InvalidRequest(
@@ -86,13 +99,23 @@ def _brief(fields: Fields) -> Brief:
         max_words=number(fields, "max_words", 1, MOST_WORDS),
         language=language,
         focus=line(fields, "focus", 500),
+        question=question,
     )
+
+
+def _question(fields: Fields) -> str:
+    question = line(fields, "question", _LONGEST_QUESTION)
+    if question is None:
+        raise InvalidRequest('send what you want to know as "question"', param="question")
+    return question
 
 
 def _refuse_both(fields: Fields) -> None:
     for name in ("text", "documents"):
         if fields.get(name) is not None:
-            raise InvalidRequest(f"the document is the body itself; leave {name} out", param=name)
+            raise InvalidRequest(
+                f"the document comes as a file or as the body itself; leave {name} out", param=name
+            )
 
 
 def _text(fields: Fields) -> str:

@@ -107,16 +107,58 @@ class Summary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Passage:
+    """A part of a text that was found for a question; `index` is what the model cites, from 1."""
+
+    index: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """The answer to a question about one document, and the passages that the model was shown.
+
+    Without passages it was shown the whole text.
+    """
+
+    text: str
+    finish_reason: FinishReason
+    truncated: bool
+    passages: tuple[Passage, ...]
+    cost: Cost
+
+    def as_json(self) -> Json:
+        """The document's part of an answer; a passage is cited where its number is in the text."""
+        return {
+            "answer": self.text,
+            "strategy": "retrieval" if self.passages else "single",
+            "finish_reason": self.finish_reason,
+            "truncated": self.truncated,
+            "passages": [
+                {
+                    "index": passage.index,
+                    "start": passage.start,
+                    "end": passage.end,
+                    "cited": f"[{passage.index}]" in self.text,
+                }
+                for passage in self.passages
+            ],
+            "usage": self.cost.as_json(),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What became of one document: a summary or an error."""
+    """What became of one document: a summary, the answer to the question, or an error."""
 
     id: str | None
-    outcome: Summary | FairgateError
+    outcome: Summary | Reply | FairgateError
 
     def as_json(self, document: int) -> Json:
         """One of the `results` of an answer."""
         outcome = self.outcome
-        body = outcome.as_json() if isinstance(outcome, Summary) else error_body(outcome)
+        body = error_body(outcome) if isinstance(outcome, FairgateError) else outcome.as_json()
         return {"id": self.id, "document": document, **body}
 
 
@@ -137,18 +179,15 @@ class Timing:
         }
 
 
-def answer_of(
-    request_id: str, model: str, results: list[Result], timing: Timing, *, many: bool
-) -> Json:
-    """The body of a complete answer: one summary, or a list of results where one was asked for."""
-    head = {"id": f"sum-{request_id}", "model": model}
-    first = results[0].outcome
-    if not many and isinstance(first, Summary):
-        return {**head, **first.as_json(), "timing": timing.as_json()}
-    costs = [r.outcome.cost for r in results if isinstance(r.outcome, Summary)]
+def answer_of(id: str, model: str, results: list[Result], timing: Timing, *, many: bool) -> Json:
+    """The body of a complete answer: of one document, or a list of results where asked for."""
+    head = {"id": id, "model": model}
+    outcomes = [r.outcome for r in results if not isinstance(r.outcome, FairgateError)]
+    if not many:
+        return {**head, **outcomes[0].as_json(), "timing": timing.as_json()}
     return {
         **head,
         "results": [result.as_json(index) for index, result in enumerate(results)],
-        "usage": sum(costs, Cost()).as_json(),
+        "usage": sum((outcome.cost for outcome in outcomes), Cost()).as_json(),
         "timing": timing.as_json(),
     }

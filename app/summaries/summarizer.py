@@ -7,7 +7,7 @@ import time
 from functools import partial
 
 from app.engine.api import TextEngine, Work
-from app.errors import FairgateError
+from app.errors import FairgateError, Internal
 from app.summaries.draft import Draft
 from app.summaries.exchange import Exchange
 from app.summaries.gate import Gate
@@ -15,8 +15,8 @@ from app.summaries.hang_up import one_error
 from app.summaries.lengths import most_words
 from app.summaries.making import Making
 from app.summaries.map_reduce import MapReduce
-from app.summaries.planner import Job, Parts, Plan, Single, Unreadable, Verbatim
-from app.summaries.results import Cost, Fragment, Result, Summary, Timing
+from app.summaries.jobs import Asked, Job, Parts, Plan, Single, Unreadable, Verbatim
+from app.summaries.results import Cost, Fragment, Reply, Result, Summary, Timing
 from app.summaries.words import first_sentences
 from app.summaries.writer import Writer
 
@@ -96,7 +96,7 @@ class Summarizer:
 
     async def _result(self, index: int) -> Result:
         """A document's summary or its own error; whatever ends the request is raised."""
-        outcome: Summary | FairgateError
+        outcome: Summary | Reply | FairgateError
         try:
             outcome = await self._summary(index, self._plan.jobs[index])
         except FairgateError as error:
@@ -108,7 +108,7 @@ class Summarizer:
             await self._making.exchange.result(index, result)
         return result
 
-    async def _summary(self, index: int, job: Job) -> Summary:
+    async def _summary(self, index: int, job: Job) -> Summary | Reply:
         match job:
             case Unreadable():
                 await self._making.gate.opened()
@@ -120,6 +120,8 @@ class Summarizer:
                 return await self._single(index, job)
             case Parts():
                 return await MapReduce(self._making, index, job).run()
+            case Asked():
+                return await self._reply(index, job)
 
     async def _single(self, index: int, job: Single) -> Summary:
         making, brief = self._making, self._plan.brief
@@ -143,6 +145,23 @@ class Summarizer:
             finish_reason=written.finish_reason,
             truncated=written.truncated,
             fragments=(fragment,),
+            cost=written.cost,
+        )
+
+    async def _reply(self, index: int, job: Asked) -> Reply:
+        making, brief = self._making, self._plan.brief
+        make_draft = partial(Draft, style=brief.style, max_words=most_words(brief))
+        async with making.gate.place():
+            written = await making.writer.write(
+                job.call, make_draft, partial(making.exchange.delta, index)
+            )
+        if not written.text:
+            raise Internal("the model has no words for this; ask it in other words")
+        return Reply(
+            text=written.text,
+            finish_reason=written.finish_reason,
+            truncated=written.truncated,
+            passages=job.passages,
             cost=written.cost,
         )
 

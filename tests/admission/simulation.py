@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Protocol
 
-from app.admission.scheduler import Scheduler
-from app.admission.ticket import State, Ticket, WorkClass
+from app.admission.ticket import Outcome, State, Ticket, WorkClass
 from app.errors import FairgateError
 
 # From the engine's process to the gateway's loop, and back.
@@ -60,7 +59,9 @@ class Admission(Protocol):
     def pump(self, now: float) -> list[Ticket]: ...
     def first_token(self, ticket: Ticket, cached_tokens: int, now: float) -> None: ...
     def tokens(self, ticket: Ticket, count: int, now: float) -> None: ...
-    def end(self, ticket: Ticket, outcome: str, now: float) -> None: ...
+    def end(
+        self, ticket: Ticket, outcome: Outcome, now: float, error: FairgateError | None = None
+    ) -> None: ...
     def stepped(self, now: float) -> None: ...
     def tick(self, now: float) -> None: ...
     def next_wakeup(self) -> float | None: ...
@@ -86,7 +87,9 @@ class PlainFifo:
     def stepped(self, now: float) -> None: ...
     def tick(self, now: float) -> None: ...
 
-    def end(self, ticket: Ticket, outcome: str, now: float) -> None:
+    def end(
+        self, ticket: Ticket, outcome: Outcome, now: float, error: FairgateError | None = None
+    ) -> None:
         ticket.state = State.ENDED
 
     def next_wakeup(self) -> float | None:
@@ -97,7 +100,7 @@ class PlainFifo:
 class Simulation:
     """Clients, admission and engine, moved along by a heap of events."""
 
-    admission: Admission | Scheduler
+    admission: Admission
     engine: Engine = field(default_factory=Engine)
     now: float = 0.0
     calls: list[Call] = field(default_factory=list)

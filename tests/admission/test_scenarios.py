@@ -201,14 +201,15 @@ def test_a_shift_of_shapes_keeps_shares_equal():
     assert share_error(run, weights, 60, 90) <= 0.05
 
 
-def test_batch_gets_a_tenth_beside_interactive_and_all_alone():
+def test_batch_gets_a_tenth_of_interactive_beside_it_and_everything_alone():
     run = Simulation(fair({"chat": 1.0, "papers": 1.0}))
-    run.add(poisson("chat", 60, 5, 65))
-    run.add(poisson("papers", 30, 0, 65, work_class="batch", output=128))
-    run.run(65)
-    ratio = run.service("chat", 15, 65) / run.service("papers", 15, 65)
-    assert ratio == pytest.approx(10, rel=0.1)
-    assert run.service("papers", 2, 5) > 0.7 * run.service("chat", 15, 18)
+    run.add(poisson("papers", 30, 0, 90, work_class="batch"))
+    run.add(poisson("chat", 60, 5, 90))
+    run.run(90)
+    assert run.service("papers", 2, 5) > 0.8 * run.service("chat", 45, 48)
+    # What ran when the other came is charged while it runs: batch has its lead to pay off first.
+    ratio = run.service("chat", 30, 90) / run.service("papers", 30, 90)
+    assert ratio == pytest.approx(10, rel=0.05)
 
 
 def test_background_runs_only_in_what_is_left():
@@ -234,8 +235,15 @@ def mixed(name: str, rate: float, start: float, end: float, *, seed: str = "3") 
 EIGHT = {f"t{number}": 1.0 for number in range(8)}
 
 
-@pytest.mark.parametrize("weights", [EIGHT, {"a": 1.0, "b": 2.0, "c": 4.0}], ids=["equal", "1:2:4"])
-def test_the_predicted_wait_is_about_right(weights: dict[str, float]):
+@pytest.mark.parametrize(
+    ("weights", "most"),
+    [
+        pytest.param(EIGHT, 0.15, id="all with a backlog"),
+        # The heaviest asks for just less than its share: its queue comes and goes.
+        pytest.param({"a": 1.0, "b": 2.0, "c": 4.0}, 0.25, id="one at the edge"),
+    ],
+)
+def test_the_predicted_wait_is_about_right(weights: dict[str, float], most: float):
     listener = Listener()
     run = Simulation(fair(weights, wait_seconds=10, observer=listener))
     for name in weights:
@@ -249,7 +257,7 @@ def test_the_predicted_wait_is_about_right(weights: dict[str, float]):
         and event.queue_seconds > 0.05
     )
     assert len(errors) > 1000
-    assert quantile(errors, 0.5) <= 0.15
+    assert quantile(errors, 0.5) <= most
 
 
 @pytest.mark.parametrize("rate", [60.0, 120.0])

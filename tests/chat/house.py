@@ -18,6 +18,7 @@ from websockets.asyncio.client import ClientConnection
 from app.chat.limits import ChatLimits
 from app.chat.socket import mount_chat
 from app.chat.switchboard import Switchboard
+from app.draining import GoingAway
 from app.engine.api import Api, Outcome, Work
 from app.errors import FairgateError, InvalidApiKey
 from app.tenants.model import Tenant
@@ -57,6 +58,7 @@ class House:
     """One server for all tests; what it serves is new for each."""
 
     chat: Switchboard
+    server: uvicorn.Server
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -287,14 +289,14 @@ async def open_house() -> AsyncIterator[House]:
         house = House(f"ws://127.0.0.1:{sock.getsockname()[1]}/chat")
         config = uvicorn.Config(
             house,
-            ws="websockets-sansio",
+            ws=GoingAway,
             ws_max_size=ChatLimits().max_frame_bytes,
             ws_per_message_deflate=False,
             lifespan="off",
             log_level="warning",
             timeout_graceful_shutdown=1,
         )
-        server = uvicorn.Server(config)
+        server = house.server = uvicorn.Server(config)
         async with asyncio.TaskGroup() as group:
             serving = group.create_task(server.serve(sockets=[sock]))
             while not server.started:  # noqa: ASYNC110 - uvicorn does not announce it

@@ -57,23 +57,36 @@ async def test_a_message_too_long_by_itself_is_the_engines_to_refuse() -> None:
     assert len(fitted.prompt.token_ids) > 50
 
 
-@settings(max_examples=100, deadline=None)
-@given(st.lists(st.integers(0, 30), max_size=25), st.integers(0, 60), st.integers(1, 100))
-async def test_no_turn_is_forgotten_without_need(
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.integers(0, 30), max_size=60), st.integers(0, 60), st.integers(1, 100))
+async def test_it_fits_if_anything_fits_and_nothing_is_forgotten_without_need(
     lengths: list[int], content: int, max_tokens: int
 ) -> None:
-    """It fits if anything fits, and with one turn more it would not have left its slack."""
     engine, context = ScriptedEngine(context_tokens=120), 120
-    history = conversation(*lengths)
-    fitted = await fit(engine, history, "w " * content, model=None, max_tokens=max_tokens)
-    size = len(fitted.prompt.token_ids)
-    room = context - min(max_tokens, context // 4)
-    least = len(
-        (await engine.render(history.messages("w " * content, without=len(lengths)))).token_ids
-    )
-    assert size <= room or least > room
-    if fitted.forgotten:
-        more = history.messages("w " * content, without=fitted.forgotten - 1)
-        wider = len((await engine.render(more)).token_ids)
-        assert wider > room - context // 8
-        assert len((await engine.render(history.messages("w " * content))).token_ids) > room
+    history, message = conversation(*lengths), "w " * content
+    room = context - min(max_tokens, context // ANSWER_SHARE)
+
+    async def size(without: int) -> int:
+        return len((await engine.render(history.messages(message, without=without))).token_ids)
+
+    fitted = await fit(engine, history, message, model=None, max_tokens=max_tokens)
+    renders = len(engine.rendered)
+    assert len(fitted.prompt.token_ids) == await size(fitted.forgotten)
+    assert await size(fitted.forgotten) <= room or await size(len(lengths)) > room
+    assert (fitted.forgotten == 0) == (await size(0) <= room or not lengths)
+    assert renders <= 8
+
+
+async def test_a_huge_history_is_not_rendered_to_find_out_that_it_is_too_long() -> None:
+    engine = ScriptedEngine(context_tokens=100)
+    history = conversation(*[1000] * 500, 10, 10)
+    fitted = await fit(engine, history, "Hi", model=None, max_tokens=10)
+    assert fitted.forgotten == 500
+    assert max(len(messages) for messages in engine.rendered) < 10
+
+
+async def test_it_takes_few_renders_to_find_what_fits() -> None:
+    engine = ScriptedEngine(context_tokens=1000)
+    fitted = await fit(engine, conversation(*[20] * 400), "Hi", model=None, max_tokens=100)
+    assert len(engine.rendered) <= 4
+    assert 600 <= len(fitted.prompt.token_ids) <= 900

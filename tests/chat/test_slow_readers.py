@@ -7,6 +7,7 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import pytest
 import websockets
 
 from tests.chat.house import SESSIONS, Chat, House, ended, eventually
@@ -81,6 +82,27 @@ async def test_a_stalled_turn_is_aborted_and_its_socket_closed(house: House) -> 
         assert house.chat.sessions.detached == 1
     live = house.chat.sessions.find(ready["session"], "acme")
     assert live.session.turn is None
+
+
+async def test_its_socket_does_not_outlive_it_for_long(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Closing waits for the peer to read what is buffered, which this one never does."""
+    monkeypatch.setattr("app.draining.FLUSH_SECONDS", 0.1)
+    await house.open(stall_seconds=10, closing_seconds=0.05)
+    house.engine.script(*[BIG] * 5000)
+    connections = house.server.server_state.connections
+    before = set(connections)
+    async with lazy(house, SESSIONS) as chat:
+        await chat.frame("ready")
+        open_now = set(connections)
+        await chat.say("a", max_tokens=5000)
+        chat.client.transport.pause_reading()
+        await eventually(lambda: stalled(house))
+        (protocol,) = open_now - before
+        protocol.close_timeout = 0.1  # type: ignore[union-attr]
+        house.chat.sweep(asyncio.get_running_loop().time() + 11)
+        await eventually(lambda: protocol not in connections)
 
 
 async def test_one_that_reads_again_in_time_is_told_1008(house: House) -> None:

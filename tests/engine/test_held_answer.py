@@ -36,9 +36,12 @@ class Client:
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
         self.gone = asyncio.Event()
+        self.third = asyncio.Event()
 
     async def send(self, message: Any) -> None:
         self.messages.append(dict(message))
+        if len(self.messages) == 3:
+            self.third.set()
 
     async def receive(self) -> dict[str, Any]:
         await self.gone.wait()
@@ -171,8 +174,7 @@ async def test_after_the_commit_time_comments_tell_the_place_in_the_queue() -> N
     client = Client()
     held = HeldAnswer(CHAT, job, client.send, QUICK)
     serving = asyncio.ensure_future(held.serve(app, {}, client.receive))
-    while len(client.messages) < 3:
-        await asyncio.sleep(0.005)
+    await client.third.wait()
     go.set()
     await serving
     assert client.status == 200

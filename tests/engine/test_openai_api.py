@@ -155,7 +155,7 @@ async def test_what_cannot_be_served_is_refused_with_a_status_and_one_code(
     client: httpx.AsyncClient, simulated: Served, case: str, stream: bool
 ) -> None:
     status, code, fields = BAD[case]
-    response = await client.post(CHAT, json=asked(simulated, stream=stream) | fields)
+    response = await client.post(CHAT, json={**asked(simulated, stream=stream), **fields})
     error = response.json()["error"]
     assert (response.status_code, error["code"]) == (status, code)
     assert set(error) == {"message", "type", "param", "code"}
@@ -188,7 +188,7 @@ async def test_half_a_surrogate_pair_upsets_nothing(
 ) -> None:
     half = "\\ud83d"
     tool = {"type": "function", "function": {"name": "f", "description": "HALF"}}
-    fields = {
+    fields: dict[str, Any] = {
         "content": {"messages": [{"role": "user", "content": "HALF"}]},
         "stop": {"stop": ["HALF"]},
         "user": {"user": "HALF"},

@@ -1,4 +1,4 @@
-"""Every piece inside vLLM that the gateway stands on, one test each, so that a new release fails here.
+"""Every piece inside vLLM that the gateway stands on, one test each: a new release fails here.
 
 Moving to another vLLM is one line in pyproject.toml and this file: a test that fails names the fact
 that no longer holds and the file that relied on it.
