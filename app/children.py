@@ -14,7 +14,6 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 _PROC = Path("/proc")
@@ -32,20 +31,6 @@ def adopt_orphans() -> None:
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
-@contextlib.contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Processes started inside never see the terminal's Ctrl-C, which goes to the whole group.
-
-    A signal mask is inherited, whatever handlers the child installs; SIGTERM still reaches it.
-    Only this thread's mask changes: use it in a thread, or the main one is deaf meanwhile.
-    """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def descendants() -> list[int]:

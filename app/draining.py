@@ -77,6 +77,7 @@ class GoingAway(WebSocketsSansIOProtocol):
             self.conn.send_close(GOING_AWAY, "draining")
             self.transport.write(b"".join(self.conn.data_to_send()))
             self.close_sent = True
+            self.disconnected = True  # a session that speaks on learns that its peer is gone
             self.transport.resume_reading()
         if self.close_timer is None:
             self.close_timer = self.loop.call_later(FLUSH_SECONDS, self.transport.close)

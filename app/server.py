@@ -95,7 +95,7 @@ def run(settings: Settings, flags: ServerFlags, make_app: MakeApp) -> int:
     signals = Signals(on_first=health.drain)
     signals.install()
     try:
-        _start_ops(settings, health, metrics)
+        _open_ops(settings, health, metrics).start(signals.let_in)
         sockets = _listen(settings)
         scheme = "https" if flags.ssl_certfile else "http"
         log.info("server.listening", url=f"{scheme}://{settings.host}:{settings.port}")
@@ -136,14 +136,13 @@ async def _serve_and_clear(
         _leave_within(LEAVE_SECONDS, FAILED if gateway.failed or not server.started else 0)
 
 
-def _start_ops(settings: Settings, health: Health, metrics: Metrics) -> None:
+def _open_ops(settings: Settings, health: Health, metrics: Metrics) -> OpsServer:
     page = MetricsPage(metrics)
     try:
-        ops = OpsServer(settings.ops_host, settings.ops_port, health, page.render)
+        return OpsServer(settings.ops_host, settings.ops_port, health, page.render)
     except OSError as error:
         address = f"{settings.ops_host}:{settings.ops_port}"
         raise StartError(_no_port("ops port", address, "FAIRGATE_OPS_PORT", error)) from None
-    ops.start()
 
 
 def _listen(settings: Settings) -> list[socket.socket]:

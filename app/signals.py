@@ -18,6 +18,10 @@ class Signals:
 
     The handlers stay until the process is gone, so that no moment of the way out is unguarded.
     `on_first` runs inside the handler: it may set values, not log.
+
+    A terminal sends Ctrl-C to the whole process group, and vLLM's EngineCore ends at once when it
+    gets it, under every running answer. A signal mask is inherited by threads and processes,
+    whatever handlers they install: so SIGINT is blocked here, and let in on one thread alone.
     """
 
     def __init__(self, on_first: Callable[[], None]) -> None:
@@ -25,9 +29,14 @@ class Signals:
         self.asked_seconds: float | None = None
 
     def install(self) -> None:
-        """Handle both from now on; main thread only."""
+        """Handle both from now on; on the main thread, before there are others."""
         for number in HANDLED:
             signal.signal(number, self._on_signal)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+
+    def let_in(self) -> None:
+        """Called on the one thread that takes SIGINT; the handler runs on the main one even so."""
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         if self.asked_seconds is None:

@@ -3,6 +3,7 @@
     GET /stream?pieces=N&seconds=S   N events, S seconds apart, then [DONE]; an `error` event if cut
     GET /busy?seconds=S              says `blocked`, then blocks the event loop
     GET /die                         the engine dies
+    GET /running                     how many answers run
     GET /spec                        the ASGI version that the server announces
     WebSocket /chat                  each message is a number N: N frames, then `done`
     WebSocket /stubborn              a session that does not hear of the drain
@@ -133,6 +134,8 @@ class FakeApp:
         if path == "/die":
             self.gateway.failed = "the engine died"
             self.gateway.health.engine_died("killed")
+        elif path == "/running":
+            body = b"%d" % self.gateway.running
         elif path == "/spec":
             body = scope["asgi"]["spec_version"].encode()
         elif self.gateway.draining.is_set():

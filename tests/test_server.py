@@ -223,6 +223,36 @@ def test_no_child_outlives_a_proper_end(start, tmp_path, dies):
     assert not any(alive(int(pid)) for pid in pids.read_text().split())
 
 
+# Ends at once when it is interrupted, as an engine does; the test sees that it was.
+INTERRUPTIBLE = """
+import os, signal, sys, time
+def interrupted(number, frame):
+    open("{path}.interrupted", "w").close()
+    os._exit(1)
+signal.signal(signal.SIGINT, interrupted)
+open("{path}", "w").close()
+time.sleep(60)
+"""
+
+
+async def test_ctrl_c_reaches_the_server_but_not_its_children(start, tmp_path):
+    """A terminal sends it to the whole group; the answers still end as they should."""
+    ready = tmp_path / "ready"
+    server = start(FAKE_CHILD=INTERRUPTIBLE.format(path=ready))
+    await wait_until(ready.exists)
+    async with http_client() as client, asyncio.TaskGroup() as group:
+        stream = group.create_task(read_stream(client, server.url("/stream?pieces=30")))
+        await wait_until(lambda: running_answers(server) == 1)
+        os.killpg(server.process.pid, signal.SIGINT)
+    assert stream.result().endswith("data: [DONE]\n\n")
+    assert (await server.ended())[0] == 0
+    assert not (tmp_path / "ready.interrupted").exists()
+
+
+def running_answers(server: Server) -> int:
+    return int(httpx.get(server.url("/running"), trust_env=False).text)
+
+
 def alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"

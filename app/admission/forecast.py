@@ -135,7 +135,7 @@ class Forecast:
             elapsed = now - account.promised_seconds
             account.promised = max(0.0, account.promised - rate * elapsed)
             account.promised_seconds = now
-            seconds = waited + account.promised / rate - 0.4 * allowed_seconds
+            seconds = waited - 0.4 * allowed_seconds
             account.promised += cost
         return math.ceil(min(high, max(low, seconds * (1.0 + self._jitter()))))
 

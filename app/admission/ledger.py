@@ -101,6 +101,7 @@ class Ledger:
         self._unqueue(account, ticket)
         account.sweep()
         if account.waiting == 0:
+            account.band.leave(account)
             self._rest_if_idle(account)
 
     def heads(self) -> Iterator[Account]:

@@ -63,7 +63,7 @@ def _chosen(text: str, spans: list[Span], question: str, left_tokens: int) -> li
     return sorted(chosen or [spans[order[0]]], key=lambda span: span.start)
 
 
-def _asked(text: str, spans: list[Span], prompt: Prompt, room: int) -> Asked | Unreadable:
+def _asked(text: str, spans: list[Span], prompt: Prompt, room: int) -> Asked:
     passages = tuple(
         Passage(index=number, start=span.start, end=span.end)
         for number, span in enumerate(spans, 1)

@@ -11,8 +11,8 @@ import asyncio
 
 from app.errors import FairgateError, TooSlow
 from app.summaries.hang_up import Send
-from app.summaries.limits import SummaryLimits
 from app.summaries.jobs import Plan
+from app.summaries.limits import SummaryLimits
 from app.summaries.results import Fragment, Json, Result
 from app.web.answers import Headers, answer_of, encode, error_body, error_headers, retry_after
 

@@ -11,9 +11,9 @@ from app.engine.api import Message
 from app.errors import FairgateError
 from app.summaries.draft import Draft
 from app.summaries.hang_up import one_error
+from app.summaries.jobs import Parts
 from app.summaries.lengths import most_words, words_for
 from app.summaries.making import Making
-from app.summaries.jobs import Parts
 from app.summaries.prompts import final_messages, merge_messages, part_messages
 from app.summaries.results import Cost, Fragment, Summary
 from app.summaries.splitter import Span

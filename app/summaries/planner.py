@@ -52,6 +52,9 @@ class Planner:
             return await ask_job(self._engine, source.text, request.brief, request.model)
         if is_its_own_summary(source.text, request.brief):
             return Verbatim(text=source.text)
+        return await self._summary(request, source)
+
+    async def _summary(self, request: SummaryRequest, source: Source) -> Job:
         messages = summary_messages(source.text, request.brief)
         prompt = await self._engine.render(messages, model=request.model)
         wanted, least = room_of(request.brief)

@@ -179,9 +179,9 @@ class Timing:
         }
 
 
-def answer_of(id: str, model: str, results: list[Result], timing: Timing, *, many: bool) -> Json:
+def answer_of(name: str, model: str, results: list[Result], timing: Timing, *, many: bool) -> Json:
     """The body of a complete answer: of one document, or a list of results where asked for."""
-    head = {"id": id, "model": model}
+    head = {"id": name, "model": model}
     outcomes = [r.outcome for r in results if not isinstance(r.outcome, FairgateError)]
     if not many:
         return {**head, **outcomes[0].as_json(), "timing": timing.as_json()}

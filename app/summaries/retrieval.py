@@ -19,7 +19,7 @@ _STEM_LETTERS = 6
 
 
 def ranked(passages: list[str], question: str) -> list[int]:
-    """Indexes of `passages`, likeliest first; those without any word of the question are left out."""
+    """Indexes of `passages`, likeliest first; none that shares no word with the question."""
     counts = [Counter(terms(passage)) for passage in passages]
     lengths = [count.total() for count in counts]
     average = sum(lengths) / max(1, len(lengths)) or 1.0

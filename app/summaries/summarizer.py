@@ -12,10 +12,10 @@ from app.summaries.draft import Draft
 from app.summaries.exchange import Exchange
 from app.summaries.gate import Gate
 from app.summaries.hang_up import one_error
+from app.summaries.jobs import Asked, Job, Parts, Plan, Single, Unreadable, Verbatim
 from app.summaries.lengths import most_words
 from app.summaries.making import Making
 from app.summaries.map_reduce import MapReduce
-from app.summaries.jobs import Asked, Job, Parts, Plan, Single, Unreadable, Verbatim
 from app.summaries.results import Cost, Fragment, Reply, Result, Summary, Timing
 from app.summaries.words import first_sentences
 from app.summaries.writer import Writer

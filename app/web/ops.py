@@ -41,12 +41,6 @@ class OpsServer:
 
     def __init__(self, host: str, port: int, health: Health, render: RenderMetrics) -> None:
         self._server = _Server((host, port), health, render)
-        self._thread = threading.Thread(
-            target=self._server.serve_forever,
-            args=(_STOP_POLL_SECONDS,),
-            name="fairgate-ops",
-            daemon=True,
-        )
 
     @property
     def port(self) -> int:
@@ -54,9 +48,14 @@ class OpsServer:
         port: int = self._server.server_address[1]
         return port
 
-    def start(self) -> None:
-        """Begin to answer."""
-        self._thread.start()
+    def start(self, prepare: Callable[[], None] = lambda: None) -> None:
+        """Begin to answer, on a new thread on which `prepare` runs first."""
+
+        def serve() -> None:
+            prepare()
+            self._server.serve_forever(_STOP_POLL_SECONDS)
+
+        threading.Thread(target=serve, name="fairgate-ops", daemon=True).start()
 
     def stop(self) -> None:
         """Close the port; answers that are being written end with the process."""

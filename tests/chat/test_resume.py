@@ -193,6 +193,22 @@ async def test_unknown_expired_and_ended_sessions_are_not_found(house: House) ->
         await chat.answer("a")
 
 
+async def test_a_resumed_session_does_not_expire(house: House) -> None:
+    house.engine.script("one", FOREVER)
+    async with house.session() as chat:
+        await chat.say("a")
+        await chat.until("delta")
+        chat.cut()
+    await lost(house)
+    async with house.session() as again:
+        await resume(again, chat.ready["session"], 2)
+        await again.frame("ready")
+        house.chat.sweep(asyncio.get_running_loop().time() + 1000)
+        assert house.chat.sessions.detached == 0
+        await again.send("stop", id="a")
+        assert (await again.frame("done"))["seq"] == 3
+
+
 async def test_frames_that_are_no_longer_kept_cannot_be_missed(house: House) -> None:
     await house.open(replay_bytes=1000)
     house.engine.script(*["x" * 100] * 50)

@@ -166,7 +166,7 @@ async def test_a_stop_is_obeyed_while_the_reader_stalls(house: House) -> None:
 
 async def test_a_stalled_connection_can_be_taken_over_at_once(house: House) -> None:
     """The turn does not hang on the old socket, and nothing is lost with it."""
-    await house.open(replay_bytes=2**24)
+    await house.open(replay_bytes=2**24, closing_seconds=600)
     house.engine.script(*[BIG] * 2000)
     async with lazy(house, SESSIONS) as old, house.session() as new:
         session = (await old.frame("ready"))["session"]

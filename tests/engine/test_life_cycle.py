@@ -229,9 +229,9 @@ async def test_a_start_that_fails_says_so_in_one_line_and_a_code(
 ) -> None:
     with launched(*flags, env={"HF_HUB_OFFLINE": "1"}) as served:
         assert await exit_code(served, 120) not in (0, None)
-        last = [line for line in served.output().splitlines() if line.startswith("fairgate:")]
-        assert len(last) == 1, served.output()[-2000:]
-        assert word in last[0]
+        told = [line for line in served.output().splitlines() if '"server.failed"' in line]
+        assert len(told) == 1, served.output()[-2000:]
+        assert word in json.loads(told[0])["reason"]
 
 
 async def test_short_answers_never_wait_for_long_ones() -> None:

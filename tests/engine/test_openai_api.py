@@ -188,13 +188,13 @@ async def test_half_a_surrogate_pair_upsets_nothing(
 ) -> None:
     half = "\\ud83d"
     tool = {"type": "function", "function": {"name": "f", "description": "HALF"}}
-    fields: dict[str, Any] = {
+    cases: dict[str, dict[str, Any]] = {
         "content": {"messages": [{"role": "user", "content": "HALF"}]},
         "stop": {"stop": ["HALF"]},
         "user": {"user": "HALF"},
         "tool": {"tools": [tool], "tool_choice": "none"},
-    }[where]
-    raw = json.dumps(asked(simulated) | fields).replace("HALF", half).encode()
+    }
+    raw = json.dumps(asked(simulated) | cases[where]).replace("HALF", half).encode()
     headers = {"content-type": "application/json"}
     response = await client.post(CHAT, content=raw, headers=headers)
     assert response.status_code in (200, 400)

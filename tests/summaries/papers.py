@@ -82,8 +82,8 @@ def empty_docx() -> bytes:
 
 
 FOREIGN = {
-    "cp1252": "La r\xe9union a \xe9t\xe9 annul\xe9e \xe0 cause de la gr\xe8ve des employ\xe9s. Les habitants "
-    "ont recueilli trois mille signatures, et le conseil ne pouvait payer les r\xe9parations. ",
+    "cp1252": "La réunion a été annulée à cause de la grève des employés. Les habitants "
+    "ont recueilli trois mille signatures, et le conseil ne pouvait payer les réparations. ",
     "cp1251": "Совет решил закрыть рынок в мае. "
     "Жители собрали три тысячи подписей против решения. ",
     "shift_jis": "市議会は市場を閉鎖することを決めました。"
