@@ -61,9 +61,10 @@ format: install
 types: install
 	@$(VENV) -m mypy
 
-## make bench        measure what the gateway adds to each token
+## make bench        measure what admission costs, in decisions and in tokens
 .PHONY: bench
 bench: install
+	@$(VENV) -m tests.admission.bench_ledger
 	@$(VENV) -m tests.bench_seam $(ARGS)
 
 ## make constraints  move constraints.txt to the newest versions that fit together

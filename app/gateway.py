@@ -12,6 +12,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
@@ -20,6 +21,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app import logs
+from app.admission.tenant_share import TenantShare
 from app.chat.limits import ChatLimits
 from app.chat.socket import mount_chat
 from app.engine.api import Api, Outcome, TextEngine, Work
@@ -150,6 +152,7 @@ class Gateway:
         parsed = await room.parse_flags(plan)
         self._honour(parsed.args)
         self._room = await room.open_room(parsed, plan)
+        self._room.dispatcher.set_tenant(share_of(ANONYMOUS))
         # Full collections over torch's heap would stop the loop for hundreds of milliseconds.
         gc.collect()
         gc.freeze()
@@ -180,7 +183,7 @@ class Gateway:
         logs.adopt("vllm")
         if args.api_key:
             hashes = {key_hash(key) for key in args.api_key}
-            self._keys.now = OneTenant(Tenant(id=ANONYMOUS.id), hashes)
+            self._keys.now = OneTenant(replace(ANONYMOUS, admin=False), hashes)
         if self._keys.anonymous:
             refuse_open_door(self._settings)
         if self._settings.log_content:
@@ -190,7 +193,7 @@ class Gateway:
     async def _watch(self, room: EngineRoom) -> None:
         """Notice the engine's death, and keep the probes' numbers fresh."""
         while not room.dead:
-            self._health.in_flight = room.dispatcher.statistics().running
+            self._health.in_flight = room.in_flight
             await asyncio.sleep(WATCH_SECONDS)
         self._health.engine_died("its process ended")
         self._metrics.set_engine_ready(False)
@@ -237,6 +240,7 @@ class Gateway:
                 max_frame_bytes=settings.max_frame_bytes, resume_seconds=settings.resume_seconds
             ),
         )
+        self._metrics.follow_websockets(lambda: self._chat.open_sockets)
         mount_summaries(
             self._web,
             engine=self._text_engine,
@@ -293,6 +297,18 @@ def create_app(settings: Settings, argv: Sequence[str], *, health: Health, metri
     `argv` is what stood behind `serve`.
     """
     return Gateway(settings, argv, health=health, metrics=metrics).app
+
+
+def share_of(tenant: Tenant) -> TenantShare:
+    """What admission needs to know of a tenant."""
+    limits = tenant.limits
+    return TenantShare(
+        id=tenant.id,
+        weight=tenant.weight,
+        queued=limits.queued,
+        running=limits.running,
+        wait_seconds=limits.wait_seconds,
+    )
 
 
 def refuse_open_door(settings: Settings) -> None:

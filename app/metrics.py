@@ -8,7 +8,7 @@ the event loop but `queued_now`, which the page reads on its own thread.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import CollectorRegistry
 
@@ -99,13 +99,9 @@ class Metrics:
         """How late a timer of the main event loop was."""
         self._instruments.loop_lag.observe(seconds)
 
-    def websocket_opened(self) -> None:
-        """A WebSocket was accepted."""
-        self._instruments.websockets.inc()
-
-    def websocket_closed(self) -> None:
-        """A WebSocket that was accepted is gone."""
-        self._instruments.websockets.dec()
+    def follow_websockets(self, count: Callable[[], int]) -> None:
+        """Ask `count`, on the page's thread, how many WebSockets are open."""
+        self._instruments.websockets.set_function(count)
 
     def queued_now(self) -> int:
         """Requests that wait in the gateway, all tenants together; may be read on any thread."""

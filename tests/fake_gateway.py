@@ -6,7 +6,7 @@
     GET /running                     how many answers run
     GET /spec                        the ASGI version that the server announces
     WebSocket /chat                  each message is a number N: N frames, then `done`
-    WebSocket /stubborn              a session that does not hear of the drain
+    WebSocket /stubborn              a session that does not hear of the drain, and speaks on
 
 FAKE_START: `ready` (default), `loading` (never ready), `fails`, `wrong` (raises in make_app).
 FAKE_CHILD: a Python program to run as a child.
@@ -169,6 +169,8 @@ class FakeApp:
                 await send({"type": "websocket.close", "code": 1001, "reason": "draining"})
                 return
             if message["type"] == "websocket.disconnect":
+                if path == "/stubborn":
+                    await send({"type": "websocket.send", "text": "and another thing"})
                 return
             try:
                 async for number in self.gateway.pieces(int(message["text"])):

@@ -227,7 +227,7 @@ def full_page(metrics: Metrics) -> bytes:
     metrics.on_event(granted(seconds=1.0, predicted=2.0))
     metrics.on_event(ended(seconds_per_token=0.1))
     metrics.loop_lag(0.001)
-    metrics.websocket_opened()
+    metrics.follow_websockets(lambda: 1)
     metrics.set_engine_ready(True)
     return MetricsPage(metrics, CollectorRegistry()).render("")[1]
 
@@ -288,6 +288,6 @@ def test_the_page_speaks_openmetrics_where_asked(metrics):
 def test_two_sets_of_instruments_do_not_meet():
     """Nothing is global: a process may hold several, as tests do."""
     one, other = Metrics(), Metrics()
-    one.websocket_opened()
+    one.follow_websockets(lambda: 1)
     assert value(one, "websocket_connections") == 1
     assert value(other, "websocket_connections") == 0

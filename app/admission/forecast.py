@@ -107,6 +107,12 @@ class Forecast:
         """The model's wait, corrected to be too short as often as too long."""
         return modelled_seconds * self._meters[band.name].correction(0.5)
 
+    def eta(self, account: Account, position: int) -> float:
+        """The likely rest of the wait at a position of the account's queue; 0 where unknown."""
+        ahead = account.backlog * (position - 1) / max(1, account.waiting)
+        modelled = self.wait_behind(account.band, account, account.weight, ahead)
+        return 0.0 if modelled is None else self.likely(account.band, modelled)
+
     def refuses(self, band: Band, modelled_seconds: float | None, left_seconds: float) -> bool:
         """Whether a wait so long, corrected to be too short one time in five, is too long."""
         if modelled_seconds is None:
@@ -135,7 +141,7 @@ class Forecast:
             elapsed = now - account.promised_seconds
             account.promised = max(0.0, account.promised - rate * elapsed)
             account.promised_seconds = now
-            seconds = waited - 0.4 * allowed_seconds
+            seconds = waited + account.promised / rate - 0.4 * allowed_seconds
             account.promised += cost
         return math.ceil(min(high, max(low, seconds * (1.0 + self._jitter()))))
 

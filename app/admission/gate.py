@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
-from app.admission.account import Account, Member
+from app.admission.account import Member
 from app.admission.forecast import Forecast
 from app.admission.ledger import Ledger
 from app.admission.lengths import Lengths
@@ -118,10 +118,10 @@ class Gate:
             raise error
         ticket.modelled_seconds = self._modelled_wait(ticket.tenant, ticket.work_class)
 
-    def waited_too_long(self, ticket: Ticket, account: Account, now: float) -> Refused:
+    def waited_too_long(self, ticket: Ticket, now: float) -> Refused:
         """What a ticket is told whose time is up."""
         allowed = ticket.deadline_seconds - ticket.arrived_seconds
-        return self._late(account.member, ticket.work_class, ticket.cost, allowed, now)
+        return self._late(ticket.payer.member, ticket.work_class, ticket.cost, allowed, now)
 
     def _deadline(
         self, tenant: str, work_class: WorkClass, arrived_seconds: float, own_seconds: float | None

@@ -46,7 +46,7 @@ class KvPeak:
         self._clock = 0
         self._serial = 0
         # Columns of one table, sorted by end, the last first; a ticket of n sequences has n rows,
-        # and its base in the last of them. The peaks are kept only while they are asked for.
+        # and its base in the first of them. The peaks are kept only while they are asked for.
         self._keys: list[tuple[int, int]] = []
         self._ends: list[int] = []
         self._bases: list[int] = []
@@ -80,18 +80,9 @@ class KvPeak:
         at = bisect_left(self._keys, (-candidate.end, 0))
         if self._last_peak(peaks, at, candidate) > limit_tokens:
             return False
-        if max(peaks[:at], default=0) > limit_tokens:
-            return False
-        if at == len(peaks):
-            return True
-        # The rows after its own rise by its base and an end of their own: the ends bound that.
-        sequences, ends = ticket.sequences, self._ends
-        highest = max(peaks[at:]) + candidate.base
-        if highest + sequences * ends[at] <= limit_tokens:
-            return True
-        if highest + sequences * ends[-1] > limit_tokens:
-            return False
-        return max(self._raised(peaks, at, sequences, candidate.base)) <= limit_tokens
+        return max(peaks[:at], default=0) <= limit_tokens and (
+            at == len(peaks) or self._rest_fits(peaks, at, candidate, limit_tokens)
+        )
 
     def reserve(self, ticket: Ticket) -> Reservation:
         """Count the ticket's sequences from now on; they share its prompt."""
@@ -128,6 +119,21 @@ class KvPeak:
             self._peaks = list(map(add, map(mul, count(1), self._ends), accumulate(self._bases)))
         return self._peaks
 
+    def _rest_fits(
+        self, peaks: list[int], at: int, candidate: Reservation, limit_tokens: int
+    ) -> bool:
+        """Whether the rows after a candidate's stay within the limit with it before them.
+
+        They rise by its base and an end of their own. The ends are sorted, which mostly decides it.
+        """
+        sequences, ends = candidate.ticket.sequences, self._ends
+        highest = max(peaks[at:]) + candidate.base
+        if highest + sequences * ends[at] <= limit_tokens:
+            return True
+        if highest + sequences * ends[-1] > limit_tokens:
+            return False
+        return max(self._raised(peaks, at, sequences, candidate.base)) <= limit_tokens
+
     def _last_peak(self, peaks: list[int], at: int, reservation: Reservation) -> int:
         """The peak at the last of a reservation's rows, if they begin at this one."""
         before = peaks[at - 1] - at * self._ends[at - 1] if at else 0
@@ -145,10 +151,10 @@ class KvPeak:
         key = (-end, reservation.serial)
         at = bisect_left(self._keys, key)
         if (peaks := self._peaks) is not None:
-            # Rows of equal end are no peak but the last: the others may show the same.
+            # Of rows of equal end the last is the peak; the others may show the same.
             last = self._last_peak(peaks, at, reservation)
             peaks[at:] = [last] * sequences + self._raised(peaks, at, sequences, base)
-        for row_base in (base, *(0,) * (sequences - 1)):
+        for row_base in (*(0,) * (sequences - 1), base):
             self._keys.insert(at, key)
             self._ends.insert(at, end)
             self._bases.insert(at, row_base)

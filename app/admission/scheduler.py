@@ -22,7 +22,7 @@ from app.admission.policy import BatchPolicy, Capacity, Fair, Hindrance
 from app.admission.positions import Positions
 from app.admission.reporter import Reporter
 from app.admission.rules import Rules
-from app.admission.statistics import AccountStatistics, Statistics
+from app.admission.statistics import Statistics
 from app.admission.tenant_share import TenantShare
 from app.admission.ticket import Outcome, State, Ticket, WorkClass
 from app.admission.window import Window
@@ -58,7 +58,7 @@ class Scheduler:
             window=self._window,
             forecast=self._forecast,
         )
-        self._positions = Positions(self._eta)
+        self._positions = Positions(self._forecast.eta)
         self._deadlines = Deadlines()
         self._holds = Holds()
         self._fairness = FairnessMeter()
@@ -128,7 +128,7 @@ class Scheduler:
 
     def announce(self, ticket: Ticket, now: float) -> None:
         """After a `pump()` that did not grant it: tell a new ticket where it stands."""
-        account = _account(ticket)
+        account = ticket.payer
         if ticket.modelled_seconds is not None:
             ticket.predicted_seconds = self._forecast.likely(account.band, ticket.modelled_seconds)
         self._report.waiting(ticket, self._positions.joined(account, ticket, now))
@@ -144,14 +144,13 @@ class Scheduler:
         """The engine has made the first token; so many of the prompt's came from its cache."""
         if ticket.state is not State.GRANTED or ticket.first_token_seconds is not None:
             return
-        account = _account(ticket)
         ticket.first_token_seconds = now
         ticket.cached_tokens = min(max(0, cached_tokens), ticket.prompt_tokens)
         if ticket.cached_tokens:
-            self._ledger.refund_cached(account, ticket.cached_tokens)
+            self._ledger.refund_cached(ticket.payer, ticket.cached_tokens)
         self._window.first_token(ticket)
         self._forecast.first_token(now - (ticket.granted_seconds or now))
-        self._report.first_token(account, ticket, now)
+        self._report.first_token(ticket.payer, ticket, now)
 
     def tokens(self, ticket: Ticket, count: int, now: float) -> None:
         """The engine has made more tokens; what it makes after an abort counts too."""
@@ -159,7 +158,7 @@ class Scheduler:
             return
         if ticket.first_token_seconds is None:
             self.first_token(ticket, 0, now)
-        account = _account(ticket)
+        account = ticket.payer
         ticket.output_tokens += count
         ticket.last_token_seconds = now
         self._ledger.charge_output(account, count)
@@ -178,7 +177,7 @@ class Scheduler:
                 self._lengths.finished(ticket)
             elif unused and not isinstance(error, TimedOut):
                 # It failed before its prompt was worked on; one that ran out of time did not.
-                self._ledger.refund_unused(_account(ticket), ticket.prompt_tokens)
+                self._ledger.refund_unused(ticket.payer, ticket.prompt_tokens)
             self._close(ticket, outcome, now, error)
             if outcome == "finished" or self._gate.dead is not None:
                 self._release(ticket)
@@ -189,7 +188,7 @@ class Scheduler:
         """Whoever waited is gone; a grant that it had not seen yet is as if never given."""
         if ticket.state is State.GRANTED:
             self._window.ended(ticket)
-            self._ledger.refund_unused(_account(ticket), ticket.prompt_tokens)
+            self._ledger.refund_unused(ticket.payer, ticket.prompt_tokens)
             self._close(ticket, "aborted", now, None)
             self._release(ticket)
         else:
@@ -235,19 +234,7 @@ class Scheduler:
 
     def statistics(self) -> Statistics:
         """This moment; may be called from another thread, which may see a step half counted."""
-        window, gate = self._window, self._gate
-        return Statistics(
-            policy=gate.policy.name,
-            draining=gate.draining,
-            queued=self._ledger.waiting,
-            running=self._ledger.in_flight,
-            active_sequences=window.sequences,
-            sequence_limit=gate.policy.limit(window.capacity),
-            kv_ceiling_tokens=window.kv.ceiling,
-            kv_limit_tokens=window.capacity.kv_tokens,
-            fairness_index=self._fairness.index,
-            accounts=tuple(AccountStatistics.of(a) for a in self._ledger.accounts()),
-        )
+        return Statistics.of(self._ledger, self._window, self._gate, self._fairness)
 
     def _next(self, now: float) -> Account | None:
         """Whose head may be granted now; heads whose time is up expire on the way."""
@@ -290,20 +277,17 @@ class Scheduler:
         self._report.granted(ticket)
 
     def _expire(self, ticket: Ticket, now: float) -> None:
-        account = _account(ticket)
         waited = now - ticket.submitted_seconds
-        self._forecast.waited(account.band, ticket.modelled_seconds, waited)
-        error = self._gate.waited_too_long(ticket, account, now)
-        self._unqueue(ticket, "expired", now, error)
+        self._forecast.waited(ticket.payer.band, ticket.modelled_seconds, waited)
+        self._unqueue(ticket, "expired", now, self._gate.waited_too_long(ticket, now))
 
     def _unqueue(
         self, ticket: Ticket, outcome: Outcome, now: float, error: FairgateError | None
     ) -> None:
-        account = _account(ticket)
         self._close(ticket, outcome, now, error)
-        self._ledger.left(account, ticket)
+        self._ledger.left(ticket.payer, ticket)
         self._deadlines.left(ticket)
-        self._positions.left(account, ticket)
+        self._positions.left(ticket.payer, ticket)
         self._left.append(ticket)
 
     def _close(
@@ -315,16 +299,4 @@ class Scheduler:
     def _release(self, ticket: Ticket) -> None:
         ticket.holds = False
         self._window.release(ticket)
-        self._ledger.release(_account(ticket))
-
-    def _eta(self, account: Account, position: int) -> float:
-        """The predicted rest of the wait at a position of the account's queue."""
-        ahead = account.backlog * (position - 1) / max(1, account.waiting)
-        modelled = self._forecast.wait_behind(account.band, account, account.weight, ahead)
-        return 0.0 if modelled is None else self._forecast.likely(account.band, modelled)
-
-
-def _account(ticket: Ticket) -> Account:
-    if ticket.account is None:
-        raise LookupError(f"{ticket.request_id} was never submitted")
-    return ticket.account
+        self._ledger.release(ticket.payer)

@@ -5,7 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from app.admission.account import Account
+from app.admission.fairness import FairnessMeter
+from app.admission.gate import Gate
+from app.admission.ledger import Ledger
 from app.admission.ticket import WorkClass
+from app.admission.window import Window
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,3 +59,19 @@ class Statistics:
     kv_limit_tokens: int | None
     fairness_index: float
     accounts: tuple[AccountStatistics, ...]
+
+    @classmethod
+    def of(cls, ledger: Ledger, window: Window, gate: Gate, fairness: FairnessMeter) -> Statistics:
+        """The room now."""
+        return cls(
+            policy=gate.policy.name,
+            draining=gate.draining,
+            queued=ledger.waiting,
+            running=ledger.in_flight,
+            active_sequences=window.sequences,
+            sequence_limit=gate.policy.limit(window.capacity),
+            kv_ceiling_tokens=window.kv.ceiling,
+            kv_limit_tokens=window.capacity.kv_tokens,
+            fairness_index=fairness.index,
+            accounts=tuple(AccountStatistics.of(account) for account in ledger.accounts()),
+        )

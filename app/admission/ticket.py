@@ -89,3 +89,10 @@ class Ticket:
         if self.first_token_seconds is None or self.last_token_seconds is None or more <= 0:
             return None
         return (self.last_token_seconds - self.first_token_seconds) / more
+
+    @property
+    def payer(self) -> Account:
+        """The account that it waits in and is charged to; it must have been submitted."""
+        if self.account is None:
+            raise LookupError(f"{self.request_id} was never submitted")
+        return self.account

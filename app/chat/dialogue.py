@@ -9,7 +9,7 @@ from app.chat import frames, protocol
 from app.chat.connection import Connection, Verdict
 from app.chat.live import LiveSession
 from app.chat.patience import Patience
-from app.chat.protocol import ClientFrame, Hello, Ping, Resume, Say, Start, Stop
+from app.chat.protocol import LONGEST_HELLO, ClientFrame, Hello, Ping, Resume, Say, Start, Stop
 from app.chat.switchboard import Switchboard
 from app.errors import (
     Busy,
@@ -22,6 +22,7 @@ from app.errors import (
 from app.web.caller import Caller
 
 NO_SESSION_SEQ = 0  # of errors before there is a session whose frames could be numbered
+HELLO_FIRST = "say `hello` with a key first"
 
 
 class Dialogue:
@@ -77,10 +78,15 @@ class Dialogue:
             house.sessions.detach(live, time.monotonic())
 
     async def _hear(self, text: str) -> None:
+        if self._connection.closing:
+            return  # perhaps because the session has moved to another socket
         now = self._connection.heard_seconds = time.monotonic()
+        if self._live is None and len(text) > LONGEST_HELLO:
+            self._give_up(InvalidApiKey(HELLO_FIRST))
+            return
         frame_id = None
         try:
-            self._patience.frame(now)
+            self._patience.frame(now, len(text))
             fields = protocol.decode(text)
             frame_id = protocol.frame_id(fields)
             frame = protocol.read(fields)
@@ -101,7 +107,7 @@ class Dialogue:
         elif isinstance(frame, Hello):
             await self._hello(frame)
         elif live is None:
-            await self._give_up(InvalidApiKey("say `hello` with a key first"))
+            self._give_up(InvalidApiKey(HELLO_FIRST))
         elif isinstance(frame, Say):
             self._say(live, frame, now)
         elif isinstance(frame, Stop):
@@ -124,7 +130,7 @@ class Dialogue:
             tenant = self._house.keys.tenant_of(frame.key)
         except InvalidApiKey as problem:
             if self._live is None:
-                await self._give_up(problem)
+                self._give_up(problem)
                 return
             raise
         if self._live is not None:
@@ -137,7 +143,7 @@ class Dialogue:
             caller = connection.caller_for(tenant)
             self._house.claim(connection, caller)
         except FairgateError as problem:
-            await self._give_up(problem)
+            self._give_up(problem)
             return
         connection.deadline(None)
         await self._open(caller)
@@ -146,7 +152,7 @@ class Dialogue:
         try:
             live = self._house.new_session(caller.tenant)
         except FairgateError as problem:
-            await self._give_up(problem)
+            self._give_up(problem)
             return
         self._live = live
         live.connection = self._connection
@@ -180,7 +186,7 @@ class Dialogue:
         else:
             await outlet.add(live.session.error(problem, frame_id))
 
-    async def _give_up(self, problem: FairgateError) -> None:
+    def _give_up(self, problem: FairgateError) -> None:
         """There is no session and will be none: say why and close."""
         frame = frames.error(NO_SESSION_SEQ, problem)
         self._connection.finish(Verdict.of(problem, frame))

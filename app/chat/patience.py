@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from app.errors import RateLimited
 
+LONG_FRAME = 16 * 1024  # characters that count as one frame more
 BURST_SECONDS = 4  # a client may be silent for so long and then send it all at once
 
 
@@ -19,8 +20,8 @@ class Patience:
         self._tokens = float(BURST_SECONDS * frames_per_second)
         self._tokens_seconds = now
 
-    def frame(self, now: float) -> None:
-        """One more frame has come.
+    def frame(self, now: float, characters: int = 0) -> None:
+        """One more frame has come; a long one counts as several, for reading it takes time.
 
         Raises:
             RateLimited: they come too fast.
@@ -29,9 +30,10 @@ class Patience:
         gained = (now - self._tokens_seconds) * self._per_second
         self._tokens = min(most, self._tokens + gained)
         self._tokens_seconds = now
-        if self._tokens < 1:
+        cost = 1 + characters // LONG_FRAME
+        if self._tokens < cost:
             raise RateLimited(f"at most {self._per_second} frames a second")
-        self._tokens -= 1
+        self._tokens -= cost
 
     def good(self) -> None:
         """A message was understood: what was wrong before is forgiven."""

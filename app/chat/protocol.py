@@ -19,6 +19,7 @@ Fields = dict[str, Any]
 
 MOST_OBJECTS = 20_000  # in one frame: 1 MiB of `{}` would hold the event loop for 60 ms
 LONGEST_ID = 256
+LONGEST_HELLO = 4096  # characters; nobody reads more of someone unknown
 
 
 @dataclass(frozen=True, slots=True)

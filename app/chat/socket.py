@@ -17,7 +17,7 @@ from app.chat.dialogue import Dialogue
 from app.chat.limits import ChatLimits
 from app.chat.outlet import Outlet
 from app.chat.plain import PlainTalk
-from app.chat.protocol import speaks_sessions
+from app.chat.protocol import LONGEST_HELLO, speaks_sessions
 from app.chat.switchboard import Switchboard
 from app.engine.api import TextEngine
 from app.errors import FairgateError, InvalidApiKey
@@ -102,7 +102,8 @@ class ChatRoute:
         if not sessions:
             first = await connection.next_text()
             connection.heard_seconds = now = time.monotonic()
-            if not speaks_sessions(first):
+            unknown = connection.caller is None and len(first) > LONGEST_HELLO
+            if unknown or not speaks_sessions(first):
                 plain = PlainTalk(house, connection)
                 connection.talk = plain
                 await plain.run(first, now)

@@ -46,6 +46,11 @@ class GatewayEngine(AsyncLLM):
 
     _seam: Seam | None = None
 
+    @property
+    def in_flight(self) -> int:
+        """Requests inside the engine that were let in by the seam."""
+        return len(self._runs)
+
     def open(self, seam: Seam) -> None:
         """Let requests in, each through `seam`."""
         self._seam = seam

@@ -178,7 +178,7 @@ def start(launch: Launch, stat_loggers: list[Any]) -> Any:
             stat_loggers=stat_loggers,
         )
     except Exception as error:
-        raise StartFailed(readable(error)) from error
+        raise StartFailed(f"{launch.args.model} cannot be served: {readable(error)}") from error
 
 
 def readable(error: BaseException) -> str:

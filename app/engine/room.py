@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from starlette.types import ASGIApp, Scope
 from app.admission.clock import LoopClock
 from app.admission.dispatcher import Dispatcher
 from app.admission.events import Observer
-from app.admission.policy import Capacity, Fixed
+from app.admission.policy import Capacity, Fair
 from app.admission.scheduler import Scheduler
 from app.engine import launch
 from app.engine.api import TextEngine, Work
@@ -60,6 +61,12 @@ class EngineRoom:
         """Whether the engine's process has died."""
         dead: bool = self._engine.errored
         return dead
+
+    @property
+    def in_flight(self) -> int:
+        """Requests inside the engine."""
+        count: int = self._engine.in_flight
+        return count
 
     def end_all(self, error: FairgateError) -> None:
         """Give everyone who waits or runs `error`, and whoever comes after."""
@@ -114,7 +121,9 @@ async def open_room(parsed: launch.Launch, plan: RoomPlan) -> EngineRoom:
 
     engine = await asyncio.to_thread(launch.start, parsed, [stat_logger(stepped)])
     try:
-        scheduler = Scheduler(capacity_of(engine), policy=Fixed(), observer=plan.observer)
+        scheduler = Scheduler(
+            capacity_of(engine), policy=Fair(), observer=plan.observer, jitter=random.random
+        )
         dispatcher = Dispatcher(scheduler, clock=LoopClock())
         engine.open(
             Seam(

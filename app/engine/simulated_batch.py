@@ -43,17 +43,15 @@ class SimulatedBatch:
         ids: list[str] = []
         indices: list[int] = []
         tokens: list[list[int]] = []
-        decodes = decode_context = chunk = chunk_context = 0
-        pairs = 0.0
+        chunks: list[tuple[int, int]] = []
+        decodes = decode_context = 0
         for request_id, computed, made in self._scheduled(scheduled):
             answer, count = answers[request_id], counts[request_id]
             if count == 1:
                 decodes += 1
                 decode_context += computed
             else:
-                chunk += count
-                chunk_context += computed
-                pairs += count * (computed + count / 2)
+                chunks.append((count, computed))
             due = computed + count >= answer.prompt_tokens + made
             ids.append(request_id)
             indices.append(made)
@@ -67,14 +65,7 @@ class SimulatedBatch:
             return None, output
         if self._logprobs:
             self._add_logprobs(output, indices)
-        load = StepLoad(
-            decode_sequences=decodes,
-            decode_context_tokens=decode_context,
-            chunk_tokens=chunk,
-            chunk_context_tokens=chunk_context,
-            chunk_pairs=pairs,
-        )
-        return load, output
+        return StepLoad.of(decodes, decode_context, chunks), output
 
     def _scheduled(self, scheduled: SchedulerOutput) -> Iterator[tuple[str, int, int]]:
         """Each sequence of a step: its id, tokens computed before, and output tokens made before.

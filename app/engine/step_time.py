@@ -18,7 +18,7 @@ decode regime (16.9 + 0.0416 n + 1.41e-4 KV) and no mixed one, so that law is no
 import difflib
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -44,6 +44,19 @@ class StepLoad:
     chunk_tokens: int = 0
     chunk_context_tokens: int = 0
     chunk_pairs: float = 0.0
+
+    @staticmethod
+    def of(
+        decode_sequences: int, decode_context_tokens: int, chunks: Sequence[tuple[int, int]]
+    ) -> "StepLoad":
+        """`chunks` are pairs: tokens of a chunk, and of the context behind it."""
+        return StepLoad(
+            decode_sequences=decode_sequences,
+            decode_context_tokens=decode_context_tokens,
+            chunk_tokens=sum(tokens for tokens, _ in chunks),
+            chunk_context_tokens=sum(context for _, context in chunks),
+            chunk_pairs=sum(tokens * (context + tokens / 2) for tokens, context in chunks),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -38,4 +39,22 @@ class Tenant:
     admin: bool = False
 
 
-ANONYMOUS = Tenant(id="default", admin=True)
+@dataclass(frozen=True, slots=True)
+class Tenants:
+    """Every tenant of one reading of the file, by id and by the hash of each of its keys."""
+
+    by_id: Mapping[str, Tenant]
+    by_key: Mapping[str, Tenant] = field(repr=False)
+
+    def changed_since(self, old: Tenants) -> list[Tenant]:
+        """Those that `old` lacks or knows otherwise; keys do not count."""
+        return [tenant for tenant in self.by_id.values() if old.by_id.get(tenant.id) != tenant]
+
+    def gone_since(self, old: Tenants) -> list[str]:
+        """The ids that only `old` has."""
+        return [id_ for id_ in old.by_id if id_ not in self.by_id]
+
+
+# Whoever calls where there is no tenants file. Nobody shares with it, so the engine alone bounds
+# what it runs.
+ANONYMOUS = Tenant(id="default", limits=Limits(queued=1000, running=None), admin=True)

@@ -17,9 +17,9 @@ from app.admission.ticket import State, Ticket
 from app.errors import Refused
 from tests.admission.play import TENANTS, Move, Play, long_life, moves, play, shares
 
-lives = settings(max_examples=60, deadline=None)
+lives = settings(max_examples=40, deadline=None)
 Shares = dict[str, TenantShare]
-SEEDS = range(12)
+SEEDS = range(8)
 
 
 def some_shares(seed: int, *, background: bool = True) -> Shares:

@@ -36,7 +36,7 @@ def brute_force(running: list[Ticket]) -> int:
     return fullest
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(moves, st.integers(200, 3000))
 def test_the_peak_is_that_of_running_everything_to_its_end(
     moves: list[tuple[int, int, int] | str | int], limit: int

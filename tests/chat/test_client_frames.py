@@ -49,6 +49,15 @@ class TestHello:
             assert await chat.closed() == (1008, "invalid_api_key")
         assert not house.engine.calls
 
+    @pytest.mark.parametrize("subprotocol", [True, False])
+    async def test_nobody_reads_a_long_frame_of_someone_unknown(
+        self, house: House, subprotocol: bool
+    ) -> None:
+        await house.open(keys=KeyRing(k1=ACME))
+        async with house.connect(*[SESSIONS] * subprotocol) as chat:
+            await chat.send("ping", x="x" * 5000)
+            assert await chat.closed() == (1008, "invalid_api_key")
+
     async def test_without_hello_in_time_the_socket_closes_1008(self, house: House) -> None:
         await house.open(keys=KeyRing(k1=ACME), hello_seconds=0.05)
         async with house.connect(SESSIONS) as chat:

@@ -129,7 +129,6 @@ class TestCloseCodes:
             assert (await chat.closed())[0] == 1009
 
     async def test_a_frame_just_within_the_limit_is_read(self, house: House) -> None:
-        await house.open(engine=house.engine)
         frame = '{"type":"ping","x":""}'
         async with house.session() as chat:
             await chat.client.send(frame[:-2] + "x" * (1024 * 1024 - len(frame)) + frame[-2:])

@@ -31,7 +31,7 @@ def fill(journal: Journal, entries: list[tuple[str, str] | None]) -> list[str]:
     return said
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(ENTRIES, st.integers(30, 600))
 def test_every_suffix_is_replayed_exactly_or_refused(
     entries: list[tuple[str, str] | None], most_bytes: int

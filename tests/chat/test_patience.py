@@ -30,6 +30,13 @@ def test_a_burst_passes_and_then_the_rate_holds() -> None:
     assert count(patience, 100, 1000.0) == 40
 
 
+def test_a_long_frame_counts_as_several() -> None:
+    patience = Patience(bad_frames=3, frames_per_second=10, now=0.0)
+    patience.frame(0.0, 39 * 16 * 1024)
+    with pytest.raises(RateLimited):
+        patience.frame(0.0)
+
+
 def test_so_many_bad_frames_in_a_row_and_no_more() -> None:
     patience = Patience(bad_frames=3, frames_per_second=10, now=0.0)
     assert [patience.bad(), patience.bad()] == [False, False]

@@ -61,14 +61,14 @@ def hear(text: str) -> Any:
         return type(problem)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.text())
 def test_any_text_is_read_or_refused(text: str) -> None:
     hear(text)
     assert speaks_sessions(text) in (True, False)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.fixed_dictionaries({}, optional=FIELDS))
 def test_any_object_is_read_or_refused(fields: dict[str, Any]) -> None:
     text = json.dumps(fields)

@@ -348,6 +348,28 @@ async def test_a_client_that_leaves_disturbs_nobody(engine: AsyncLLM) -> None:
     assert [task.result() for task in stayed] == expected
 
 
+def most_at_once(spans: list[tuple[float, float]]) -> int:
+    return max(sum(begun <= at <= ended for begun, ended in spans) for at, _ in spans)
+
+
+async def test_the_batch_can_be_changed_while_the_engine_runs(engine: AsyncLLM) -> None:
+    async def together(requests: int) -> int:
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(arrivals(outputs(engine, fresh_prompt(), max_tokens=20)))
+                for _ in range(requests)
+            ]
+        return most_at_once([(task.result()[0], task.result()[-1]) for task in tasks])
+
+    change = engine.engine_core.call_utility_async
+    assert await change("set_batch_limits", 4, 128) == [4, 128]
+    assert await together(12) <= 4
+    with pytest.raises(Exception, match="active_sequences must be"):
+        await change("set_batch_limits", 0, 128)
+    assert await change("set_batch_limits", None, None) == [256, 2048]
+    assert await together(12) > 4
+
+
 async def preempted_and_not(
     engine: AsyncLLM, preempted: list[int]
 ) -> tuple[list[list[int]], list[list[int]]]:

@@ -21,13 +21,7 @@ def decodes(sequences: int, context_tokens: int) -> StepLoad:
 
 
 def chunk(tokens: int, behind: int, beside: StepLoad) -> StepLoad:
-    return StepLoad(
-        decode_sequences=beside.decode_sequences,
-        decode_context_tokens=beside.decode_context_tokens,
-        chunk_tokens=tokens,
-        chunk_context_tokens=behind,
-        chunk_pairs=tokens * (behind + tokens / 2),
-    )
+    return StepLoad.of(beside.decode_sequences, beside.decode_context_tokens, [(tokens, behind)])
 
 
 @pytest.mark.parametrize(
@@ -65,6 +59,17 @@ def test_a_law_of_costs_counts_tokens_and_context_alike_in_prompts_and_answers()
     assert law.seconds(decodes(10, 4000)) == pytest.approx((20 + 1 + 0.4) / 1000)
     mixed = chunk(500, 3000, decodes(10, 4000))
     assert law.seconds(mixed) == pytest.approx((20 + 51 + 0.7) / 1000)
+
+
+def test_the_load_of_several_chunks_is_the_sum_of_theirs() -> None:
+    load = StepLoad.of(3, 700, [(100, 0), (50, 400)])
+    assert load == StepLoad(
+        decode_sequences=3,
+        decode_context_tokens=700,
+        chunk_tokens=150,
+        chunk_context_tokens=400,
+        chunk_pairs=100 * 50 + 50 * 425,
+    )
 
 
 def test_a_cost_that_is_not_named_is_nothing() -> None:
