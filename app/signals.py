@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from multiprocessing import resource_tracker
 from types import FrameType
 
 from app import children
@@ -32,6 +33,8 @@ class Signals:
         """Handle both from now on; on the main thread, before there are others."""
         for number in HANDLED:
             signal.signal(number, self._on_signal)
+        # It unblocks SIGINT in whichever thread first needs it, so it is started before.
+        resource_tracker.ensure_running()
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 
     def let_in(self) -> None:

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import multiprocessing
 import os
-import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -55,7 +55,8 @@ class FakeGateway:
             case "ready":
                 self.health.ready()
         if child := os.environ.get("FAKE_CHILD"):
-            subprocess.Popen([sys.executable, "-c", child])
+            # As vLLM starts its EngineCore: a bare `subprocess` would not touch signal masks.
+            multiprocessing.get_context("spawn").Process(target=exec, args=(child, {})).start()
 
     async def drain(self, grace_seconds: float) -> None:
         self.draining.set()

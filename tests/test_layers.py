@@ -84,6 +84,15 @@ ROOMS = {
         app=("app.admission.statistics", "app.tenants.*", "app.errors", "app.metrics", "app.logs"),
         others=("fastapi", "starlette"),
     ),
+    # Where a document becomes text, and nowhere else, its libraries are known.
+    "documents": Room(
+        files=("app.summaries.charsets", "app.summaries.extract", "app.summaries.form"),
+        app=("app.summaries.*", "app.errors"),
+        others=(
+            *("charset_normalizer", "docx", "inscriptis", "lxml", "pypdf", "python_multipart"),
+            "starlette",
+        ),
+    ),
     "chat and summaries": Room(
         files=("app.chat", "app.chat.*", "app.summaries", "app.summaries.*"),
         app=(

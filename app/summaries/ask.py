@@ -12,7 +12,7 @@ from app.summaries.prompts import answer_messages, passage_messages
 from app.summaries.request import Brief
 from app.summaries.results import Passage
 from app.summaries.retrieval import ranked
-from app.summaries.splitter import Span, split
+from app.summaries.splitter import Span, split, surely_exceeds
 from app.summaries.writer import Call
 
 # Passages of a few paragraphs, and as many of them as a small model can still tell apart.
@@ -29,14 +29,15 @@ async def ask_job(
     """The one call that answers `brief.question`."""
     context = engine.model.context_tokens
     wanted, _ = room_of(brief)
-    whole = await engine.render(answer_messages(text, brief), model=model)
-    if len(whole.token_ids) + wanted <= context:
-        return Asked(text=text, call=Call(prompt=whole, max_tokens=wanted), passages=())
+    if not await surely_exceeds(text, context, engine.count):
+        whole = await engine.render(answer_messages(text, brief), model=model)
+        if len(whole.token_ids) + wanted <= context:
+            return Asked(text=text, call=Call(prompt=whole, max_tokens=wanted), passages=())
     empty = await engine.render(passage_messages([""], brief), model=model)
     room = min(wanted, (context - len(empty.token_ids)) // 3)
     left = context - len(empty.token_ids) - room
     if room < _BESIDE_TOKENS or left < 4 * _BESIDE_TOKENS:
-        return Unreadable(error=_too_small(len(whole.token_ids), context))
+        return Unreadable(error=_too_small(context))
     size = min(_PASSAGE_TOKENS, left // 2) - _BESIDE_TOKENS
     spans = await split(text, size, engine.count)
     chosen = await asyncio.to_thread(_chosen, text, spans, brief.question or "", left)
@@ -71,9 +72,9 @@ def _asked(text: str, spans: list[Span], prompt: Prompt, room: int) -> Asked:
     return Asked(text=text, call=Call(prompt=prompt, max_tokens=room), passages=passages)
 
 
-def _too_small(tokens: int, context: int) -> ContextLengthExceeded:
+def _too_small(context: int) -> ContextLengthExceeded:
     return ContextLengthExceeded(
-        f"the text is {tokens:,} tokens with the question, and the model's context of {context:,} "
-        "is too small even for a passage of it",
+        f"the text does not fit, and the model's context of {context:,} tokens is too small even "
+        "for a passage of it beside the question",
         param="text",
     )

@@ -15,7 +15,7 @@ from app.summaries.prompts import (
 )
 from app.summaries.request import Source, SummaryRequest
 from app.summaries.shape import Overheads, shape_of
-from app.summaries.splitter import split
+from app.summaries.splitter import density, split, surely_exceeds
 from app.summaries.writer import Call
 
 
@@ -55,32 +55,36 @@ class Planner:
         return await self._summary(request, source)
 
     async def _summary(self, request: SummaryRequest, source: Source) -> Job:
-        messages = summary_messages(source.text, request.brief)
-        prompt = await self._engine.render(messages, model=request.model)
         wanted, least = room_of(request.brief)
-        prompt_tokens, context = len(prompt.token_ids), self._engine.model.context_tokens
-        if prompt_tokens + least <= context:
-            call = Call(prompt=prompt, max_tokens=min(wanted, context - prompt_tokens))
-            return Single(text=source.text, call=call)
-        if self._most_calls == 1:
-            return Unreadable(error=_too_long(prompt_tokens, least, context))
+        context = self._engine.model.context_tokens
         try:
-            return await self._parts(request, source.text, prompt_tokens)
+            far_beyond = await surely_exceeds(source.text, context, self._engine.count)
+            if far_beyond and self._most_calls > 1:
+                return await self._parts(request, source.text)
+            messages = summary_messages(source.text, request.brief)
+            prompt = await self._engine.render(messages, model=request.model)
+            prompt_tokens = len(prompt.token_ids)
+            if prompt_tokens + least <= context:
+                call = Call(prompt=prompt, max_tokens=min(wanted, context - prompt_tokens))
+                return Single(text=source.text, call=call)
+            if self._most_calls == 1:
+                return Unreadable(error=_too_long(prompt_tokens, least, context))
+            return await self._parts(request, source.text)
         except (ContextLengthExceeded, TooLarge) as error:
             return Unreadable(error=error)
 
-    async def _parts(self, request: SummaryRequest, text: str, text_tokens: int) -> Parts:
+    async def _parts(self, request: SummaryRequest, text: str) -> Parts:
         overheads = await self._overheads(request)
         wanted, _ = room_of(request.brief)
-        context = self._engine.model.context_tokens
-        shape = shape_of(context, overheads, wanted, text_tokens)
-        if text_tokens > self._most_calls * shape.part_tokens:
-            raise _too_many(text_tokens, self._most_calls)
+        about_tokens = round(len(text) / await density(text, self._engine.count))
+        shape = shape_of(self._engine.model.context_tokens, overheads, wanted, about_tokens)
+        if about_tokens > 2 * self._most_calls * shape.part_tokens:
+            raise _too_many(about_tokens, self._most_calls)
         spans = await split(text, shape.part_tokens, self._engine.count)
         spans = [span for span in spans if not text[span.start : span.end].isspace()]
         parts = Parts(text=text, spans=tuple(spans), shape=shape)
         if parts.calls > self._most_calls:
-            raise _too_many(text_tokens, self._most_calls)
+            raise _too_many(sum(span.tokens for span in spans), self._most_calls)
         return parts
 
     async def _overheads(self, request: SummaryRequest) -> Overheads:

@@ -33,6 +33,13 @@ _BEFORE, _BEYOND = 0.2, 0.04
 # Parts are planned a little smaller than they may be, so that such places are within reach.
 _FILL = 0.92
 _MOST_GUESSES = 6
+_EVEN_PARTS = 4
+
+# More than tokenizers get out of a token on average, in any language.
+_CHARACTERS_PER_TOKEN = 12
+
+_SAMPLES = 8
+_SAMPLE_CHARACTERS = 8_192
 
 _JOINERS = frozenset("\u200d\ufe0e\ufe0f\u20e3")
 _REGIONAL = re.compile("[\U0001f1e6-\U0001f1ff]")
@@ -50,28 +57,41 @@ class Span:
 
 
 async def split(text: str, budget_tokens: int, count: Count) -> list[Span]:
-    """Parts of `text` that follow one another without a gap, each within the budget, about even.
+    """Parts of `text` that follow one another without a gap, each within the budget.
 
-    The budget must hold any one character: 4 tokens are always enough.
+    The last few are about even, so that no crumb is left to weigh as much as a whole part. The
+    budget must hold any one character: 4 tokens are always enough.
     """
-    rest_tokens = await count(text)
-    if rest_tokens <= budget_tokens:
-        return [Span(start=0, end=len(text), tokens=rest_tokens)]
-    rest_parts = math.ceil(rest_tokens / (_FILL * budget_tokens))
     spans: list[Span] = []
-    start, characters_per_token = 0, len(text) / rest_tokens
+    start = 0
+    characters_per_token = await density(text[: 4 * budget_tokens], count)
     while start < len(text):
-        if rest_parts <= 1:
-            last = Span(start=start, end=len(text), tokens=await count(text[start:]))
-            if last.tokens <= budget_tokens:
-                return [*spans, last]
-        aim = min(budget_tokens, max(1, math.ceil(rest_tokens / max(1, rest_parts))))
+        aim = max(1, int(_FILL * budget_tokens))
+        if len(text) - start <= _EVEN_PARTS * budget_tokens * characters_per_token:
+            rest_tokens = await count(text[start:])
+            if rest_tokens <= budget_tokens:
+                spans.append(Span(start=start, end=len(text), tokens=rest_tokens))
+                break
+            aim = math.ceil(rest_tokens / math.ceil(rest_tokens / aim))
         span = await _next(text, start, (aim, budget_tokens, characters_per_token), count)
         spans.append(span)
-        start, rest_parts = span.end, rest_parts - 1
-        rest_tokens -= span.tokens
+        start = span.end
         characters_per_token = (span.end - span.start) / max(1, span.tokens)
     return spans
+
+
+async def surely_exceeds(text: str, tokens: int, count: Count) -> bool:
+    """Whether the beginning of a long `text` alone is more than `tokens`."""
+    head = text[: _CHARACTERS_PER_TOKEN * tokens]
+    return len(head) < len(text) and await count(head) > tokens
+
+
+async def density(text: str, count: Count) -> float:
+    """Characters per token of `text`, looked at in a few places where it is long."""
+    if len(text) > _SAMPLES * _SAMPLE_CHARACTERS:
+        step = len(text) // _SAMPLES
+        text = "".join(text[at : at + _SAMPLE_CHARACTERS] for at in range(0, len(text), step))
+    return len(text) / max(1, await count(text))
 
 
 async def _next(text: str, start: int, size: tuple[int, int, float], count: Count) -> Span:

@@ -29,7 +29,8 @@ class Quota:
     """Counts in this process (`storage_url` None), or in a Redis that replicas share.
 
     While that Redis is away, everything is let through uncounted (`allow`) or answered 503
-    (`refuse`); `on_away` hears of it and may read `away`. `clock` is wall time, which replicas agree on.
+    (`refuse`); `on_away` hears of it and may read `away`. `clock` is wall time, on which replicas
+    agree.
 
     Raises:
         ValueError: a `storage_url` that is of no use.

@@ -115,9 +115,9 @@ def brute_force_peak(game: Play, tickets: list[Ticket]) -> int:
     for ticket in tickets:
         made = ticket.output_tokens // ticket.sequences
         if ticket.reservation is None:
-            end = max(1, kv._lengths(ticket, made))
+            end = kv._forecast(ticket).end - kv._clock
         else:
-            end = kv._by_serial[ticket.reservation.serial].end - kv._clock
+            end = ticket.reservation.end - kv._clock
         rows.append((ticket, made, end))
     peak = 0
     for step in range(1, max((end for _, _, end in rows), default=0) + 1):

@@ -42,7 +42,7 @@ def test_the_peak_is_that_of_running_everything_to_its_end(
     moves: list[tuple[int, int, int] | str | int], limit: int
 ):
     """Invariant 13, for lengths that are known; and `fits` is the same question asked before."""
-    kv = KvPeak(1, lambda ticket, beyond: ticket.max_output_tokens)
+    kv = KvPeak(1, lambda ticket, beyond: ticket.max_output_tokens, grain_steps=1)
     running: dict[Ticket, Reservation] = {}
     for move in moves:
         if isinstance(move, tuple):
@@ -71,7 +71,7 @@ def test_the_peak_is_that_of_running_everything_to_its_end(
 
 def test_who_should_have_ended_is_expected_to_go_on():
     expected = {0: 10, 10: 25}
-    kv = KvPeak(1, lambda ticket, beyond: expected[beyond])
+    kv = KvPeak(1, lambda ticket, beyond: expected[beyond], grain_steps=1)
     ticket = request(100, 60, 1)
     reservation = kv.reserve(ticket)
     assert kv.peak() == 110
@@ -84,6 +84,19 @@ def test_who_should_have_ended_is_expected_to_go_on():
 
 
 def test_half_a_block_is_lost_per_sequence():
-    kv = KvPeak(16, lambda ticket, beyond: 10)
+    kv = KvPeak(16, lambda ticket, beyond: 10, grain_steps=1)
     kv.reserve(request(100, 10, 2))
     assert kv.peak() == 100 + 2 * (10 + 8)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(requests, min_size=1, max_size=20))
+def test_rounding_the_ends_errs_on_the_safe_side_and_by_little(asked: list[tuple[int, int, int]]):
+    def peak(grain_steps: int) -> int:
+        kv = KvPeak(1, lambda ticket, beyond: ticket.max_output_tokens, grain_steps=grain_steps)
+        for one in asked:
+            kv.reserve(request(*one))
+        return kv.peak()
+
+    sequences = sum(n for _, _, n in asked)
+    assert peak(1) <= peak(16) <= peak(1) + 15 * sequences + 16 * sequences

@@ -259,3 +259,14 @@ async def test_an_injected_document_changes_no_instruction_at_any_level(small: H
     await small.post({"text": evil})
     for call in small.engine.calls:
         assert call.messages[-1].content.count("</document>") == 1
+
+
+async def test_a_text_far_beyond_the_context_is_never_counted_as_a_whole(small: House) -> None:
+    """Megabytes are looked at in pieces: planning takes a little more than one count of it all."""
+    text = long_text(40_000)
+    await small.post({"text": text})
+    shown = sum(len(message.content) for messages in small.engine.rendered for message in messages)
+    assert (
+        max(len(m.content) for messages in small.engine.rendered for m in messages) < len(text) / 9
+    )
+    assert shown < 3 * len(text)

