@@ -1,1 +1,1 @@
-"""Fairgate: a gateway around vLLM's engine that gives every tenant its share. Imports nothing heavy."""
+"""Fairgate: a gateway around vLLM that gives every tenant its share. Imports nothing heavy."""

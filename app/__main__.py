@@ -60,9 +60,15 @@ def _serve(arguments: list[str]) -> int:
 def _check(arguments: list[str]) -> int:
     if arguments:
         return _wrong(f"check takes no argument {arguments[0]!r}")
-    from app.settings import check
+    from app.settings import check, load_settings
+    from app.tenants.file import TenantsFileError, read_tenants
 
     problems = check()
+    if not problems and (tenants_file := load_settings().tenants_file) is not None:
+        try:
+            read_tenants(tenants_file)
+        except TenantsFileError as error:
+            problems = list(error.problems)
     print("\n".join(problems) if problems else "ok")
     return 1 if problems else 0
 

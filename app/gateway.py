@@ -12,7 +12,6 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
@@ -21,7 +20,6 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app import logs
-from app.admission.tenant_share import TenantShare
 from app.chat.limits import ChatLimits
 from app.chat.socket import mount_chat
 from app.engine.api import Api, Outcome, TextEngine, Work
@@ -30,12 +28,11 @@ from app.metrics import Metrics
 from app.settings import Settings, SettingsError
 from app.summaries.limits import SummaryLimits
 from app.summaries.routes import mount_summaries
-from app.tenants.keys import key_hash
-from app.tenants.model import ANONYMOUS, Tenant
-from app.web.caller import Anonymous, Caller, CurrentKeys, OneTenant
+from app.tenancy import Tenancy
+from app.web.caller import Caller
 from app.web.health import Health
 from app.web.middleware import Door, DoorRules, Visits
-from app.web.origins import Origins, is_loopback
+from app.web.origins import Origins
 from app.web.routes import mount_web
 
 if TYPE_CHECKING:
@@ -63,7 +60,7 @@ class Gateway:
         self._argv = list(argv)
         self._health = health
         self._metrics = metrics
-        self._keys = CurrentKeys(Anonymous(ANONYMOUS))
+        self._tenancy = Tenancy(settings, metrics)
         self._room: EngineRoom | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._visits = Visits()
@@ -152,11 +149,12 @@ class Gateway:
         parsed = await room.parse_flags(plan)
         self._honour(parsed.args)
         self._room = await room.open_room(parsed, plan)
-        self._room.dispatcher.set_tenant(share_of(ANONYMOUS))
+        self._tenancy.share_out(self._room.dispatcher)
         # Full collections over torch's heap would stop the loop for hundreds of milliseconds.
         gc.collect()
         gc.freeze()
         self._tasks.append(asyncio.create_task(self._watch(self._room)))
+        self._tasks.append(asyncio.create_task(self._tenancy.watch()))
         self._metrics.set_engine_ready(True)
         self._health.ready()
         seconds = round(time.monotonic() - started_seconds, 1)
@@ -181,11 +179,7 @@ class Gateway:
     def _honour(self, args: Any) -> None:
         """vLLM's server flags that are ours to honour: the key and the browsers' origins."""
         logs.adopt("vllm")
-        if args.api_key:
-            hashes = {key_hash(key) for key in args.api_key}
-            self._keys.now = OneTenant(replace(ANONYMOUS, admin=False), hashes)
-        if self._keys.anonymous:
-            refuse_open_door(self._settings)
+        self._tenancy.honour(args.api_key or ())
         if self._settings.log_content:
             args.enable_log_requests = args.enable_log_outputs = True
         self.app.outer = self._outer(tuple(args.allowed_origins))
@@ -229,12 +223,11 @@ class Gateway:
 
     def _mount(self) -> None:
         settings = self._settings
-        self._metrics.know_tenants([ANONYMOUS.id])
         mount_web(self._web, self._health)
         self._chat = mount_chat(
             self._web,
             engine=self._text_engine,
-            keys=self._keys,
+            keys=self._tenancy.keys,
             make_work=self.make_work,
             limits=ChatLimits(
                 max_frame_bytes=settings.max_frame_bytes, resume_seconds=settings.resume_seconds
@@ -254,7 +247,7 @@ class Gateway:
         door = Door(
             self._inner,
             DoorRules(
-                keys=self._keys,
+                keys=self._tenancy.keys,
                 closed=self._closed,
                 visits=self._visits,
                 origins=Origins(allowed, self._settings.host),
@@ -297,33 +290,6 @@ def create_app(settings: Settings, argv: Sequence[str], *, health: Health, metri
     `argv` is what stood behind `serve`.
     """
     return Gateway(settings, argv, health=health, metrics=metrics).app
-
-
-def share_of(tenant: Tenant) -> TenantShare:
-    """What admission needs to know of a tenant."""
-    limits = tenant.limits
-    return TenantShare(
-        id=tenant.id,
-        weight=tenant.weight,
-        queued=limits.queued,
-        running=limits.running,
-        wait_seconds=limits.wait_seconds,
-    )
-
-
-def refuse_open_door(settings: Settings) -> None:
-    """Without keys, only this machine is served unless the operator says otherwise.
-
-    Raises:
-        SettingsError: an address that others can reach.
-    """
-    if not is_loopback(settings.host) and not settings.allow_anonymous:
-        problem = (
-            f"{settings.host} can be reached by others and there is no key: give --api-key KEY, "
-            "or say FAIRGATE_ALLOW_ANONYMOUS=true, or serve on 127.0.0.1"
-        )
-        raise SettingsError([problem])
-    log.warning("gateway.anonymous", host=settings.host, meaning="whoever connects is served")
 
 
 def is_vllm_path(path: str) -> bool:

@@ -129,6 +129,11 @@ class Instruments:
         self.running = gauge(
             "running_requests", "Requests handed to the engine and not yet ended.", *per_class
         )
+        self.tenants_reload = counter(
+            "tenants_reload_total",
+            "New contents of the tenants file since the start, by whether they were taken over.",
+            "result",
+        )
         self.websockets = gauge("websocket_connections", "WebSockets open now.")
         self.engine_ready = gauge("engine_ready", "1 while the engine can take work, else 0.")
 

@@ -9,6 +9,7 @@ the event loop but `queued_now`, which the page reads on its own thread.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import Literal
 
 from prometheus_client import CollectorRegistry
 
@@ -98,6 +99,10 @@ class Metrics:
     def loop_lag(self, seconds: float) -> None:
         """How late a timer of the main event loop was."""
         self._instruments.loop_lag.observe(seconds)
+
+    def tenants_reloaded(self, result: Literal["loaded", "failed"]) -> None:
+        """A new content of the tenants file was taken over, or the old one was kept."""
+        self._instruments.tenants_reload.labels(result).inc()
 
     def follow_websockets(self, count: Callable[[], int]) -> None:
         """Ask `count`, on the page's thread, how many WebSockets are open."""

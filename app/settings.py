@@ -43,6 +43,10 @@ class Settings(BaseSettings):
     ops_host: str = Field(default="127.0.0.1", description="address of the ops port")
     ops_port: Port = Field(default=9000, description="the ops port: /livez, /readyz, /metrics")
 
+    tenants_file: Path | None = Field(
+        default=None,
+        description="YAML file of the tenants and their keys; none: everyone is tenant default",
+    )
     allow_anonymous: bool = Field(
         default=False,
         description="without a tenants file, serve anyone also on an address that is not loopback",

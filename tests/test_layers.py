@@ -104,7 +104,9 @@ ROOMS = {
         ),
         others=("fastapi", "starlette"),
     ),
-    "gateway": Room(files=("app.gateway",), app=EVERYTHING, others=("fastapi", "starlette")),
+    "gateway": Room(
+        files=("app.gateway", "app.tenancy"), app=EVERYTHING, others=("fastapi", "starlette")
+    ),
     # Opens the ops port, with what that shows, before it imports the gateway.
     "server": Room(
         files=(

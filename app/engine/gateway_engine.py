@@ -139,7 +139,7 @@ class GatewayEngine(AsyncLLM):
         with translated():
             request, prompt_text = await self._validated(prompt, params, request_id, options)
         gather = own(request, work, seam.salt_secret)
-        ticket = self._ticket(request, work)
+        ticket = self._ticket(request, work, streamed=not gather)
         collector: Any = None
         finished = False
         async with seam.dispatcher.turn(ticket) as turn:
@@ -197,7 +197,7 @@ class GatewayEngine(AsyncLLM):
             return None
         return self._seam.unsupported(params)
 
-    def _ticket(self, request: Any, work: Work) -> Ticket:
+    def _ticket(self, request: Any, work: Work, *, streamed: bool) -> Ticket:
         params = request.sampling_params
         max_wait = work.max_wait_seconds
         return Ticket(
@@ -207,7 +207,7 @@ class GatewayEngine(AsyncLLM):
             prompt_tokens=len(request.prompt_token_ids or ()),
             max_output_tokens=0 if params is None else params.max_tokens,
             sequences=1 if params is None else params.n,
-            streamed=work.streamed,
+            streamed=streamed,
             part=work.part,
             arrived_seconds=work.arrived_seconds,
             wait_deadline_seconds=None if max_wait is None else work.arrived_seconds + max_wait,

@@ -9,8 +9,8 @@ half of itself and still be valid, and is left alone until nothing has happened 
 from __future__ import annotations
 
 import asyncio
+import math
 import os
-import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -81,16 +81,17 @@ class FileWatch:
 
     async def _at_rest(self) -> Look:
         """What the file looks like once it has stopped changing."""
-        pace, latest, in_place = self._pace, self._seen, False
-        since_seconds = time.monotonic()
+        pace, latest, in_place, same = self._pace, self._seen, False, 0
+        # Looks are counted, not seconds: while this process stands still it sees nothing.
+        quiet_looks = math.ceil(pace.quiet_seconds / pace.look_seconds)
         while True:
             now = await asyncio.to_thread(look, self._path)
-            if now != latest:
+            if now == latest:
+                same += 1
+            else:
                 in_place = now.file in (latest.file, self._seen.file)
-                latest, since_seconds = now, time.monotonic()
-            unfinished = in_place or not now.whole
-            needed_seconds = pace.quiet_seconds if unfinished else pace.look_seconds
-            if time.monotonic() - since_seconds >= needed_seconds:
+                latest, same = now, 0
+            if same >= (quiet_looks if in_place or not now.whole else 1):
                 return now
             await asyncio.sleep(pace.look_seconds)
 

@@ -10,6 +10,7 @@ from app.chat.answering import Answering, Cause
 from app.chat.breaker import Breaker
 from app.chat.limits import ChatLimits
 from app.engine.api import End, Work
+from app.errors import Draining
 from app.web.caller import Caller
 from tests.chat.house import ACME, House, joined
 
@@ -26,6 +27,19 @@ async def test_one_that_fails_where_nobody_expected_it_harms_no_other(
         house.chat.start(broken())
         assert joined(await chat.answer("a")) == "Hello, world."
     assert "a bug" in caplog.text
+
+
+async def test_once_it_ends_nothing_begins(house: House) -> None:
+    async def never(_: Work) -> End:
+        raise AssertionError
+
+    answering = Answering(
+        engine=lambda: house.engine, make_work=house.make_work, limits=ChatLimits()
+    )
+    answering.ending = Draining("the server stops")
+    outcome = await answering.answer(CALLER, Breaker(), never)
+    assert outcome.problem is answering.ending
+    assert not house.works
 
 
 async def test_a_cancelled_one_is_counted_as_aborted(house: House) -> None:

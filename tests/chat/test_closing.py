@@ -241,14 +241,22 @@ class TestDrain:
             assert await draining == 0
 
     async def test_lost_sessions_end_with_the_drain(self, house: House) -> None:
+        more = asyncio.Event()
         house.engine.script("one", FOREVER)
+        house.engine.script("one", more)
         async with house.session() as chat:
             await chat.say("a")
             await chat.until("delta")
             chat.cut()
         await eventually(lambda: house.chat.sessions.detached == 1)
-        await house.chat.drain(30)
-        await ended(house.engine.calls[0], "closed")
+        async with house.session() as other:
+            await other.say("b")
+            await other.until("delta")
+            draining = asyncio.create_task(house.chat.drain(30))
+            await ended(house.engine.calls[0], "closed")
+            more.set()
+            await other.until("done")
+            await draining
         assert len(house.chat.sessions) == 0
 
     @pytest.mark.parametrize(

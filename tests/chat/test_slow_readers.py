@@ -180,6 +180,21 @@ async def test_a_stalled_connection_can_be_taken_over_at_once(house: House) -> N
         assert [f["seq"] for f in frames] == list(range(2, 2003))
 
 
+async def test_one_that_closes_without_reading_leaves_its_turn_free(house: House) -> None:
+    """Not with a goodbye: the turn goes on for the resume time, and must not wait for the reader."""
+    await house.open(replay_bytes=2**26)
+    house.engine.script(*[BIG] * 2000)
+    async with lazy(house, SESSIONS) as chat:
+        await chat.frame("ready")
+        await chat.say("a", max_tokens=2000)
+        chat.client.transport.pause_reading()
+        await eventually(lambda: stalled(house))
+        chat.client.protocol.send_close(4000)
+        chat.client.send_data()
+        await ended(house.engine.calls[0], "finished")
+        assert house.chat.sessions.detached == 1
+
+
 async def test_pings_without_reading_do_not_fill_memory(house: House) -> None:
     await house.open(frames_per_second=1_000_000)
     house.engine.script(*[BIG] * 5000)

@@ -36,6 +36,7 @@ class House:
         self.path = path
         self.changes: list[tuple[Tenants, Tenants]] = []
         self.reloads: list[tuple[ReloadResult, Sequence[str]]] = []
+        self._news = asyncio.Event()
         self.registry = Registry(path, self._changed, self._reloaded, pace=pace)
 
     def _changed(self, old: Tenants, new: Tenants) -> None:
@@ -44,6 +45,7 @@ class House:
 
     def _reloaded(self, result: ReloadResult, problems: Sequence[str]) -> None:
         self.reloads.append((result, problems))
+        self._news.set()
 
     @property
     def results(self) -> list[str]:
@@ -72,7 +74,8 @@ class House:
         """Until this many readings were reported."""
         async with asyncio.timeout(30):
             while len(self.reloads) < count:
-                await asyncio.sleep(0.005)
+                self._news.clear()
+                await self._news.wait()
 
 
 @pytest.fixture
