@@ -63,7 +63,7 @@ class Settings(BaseSettings):
         default=0, description="seconds after SIGTERM with readiness 503 but still serving new work"
     )
     resume_seconds: Seconds = Field(
-        default=120,
+        default=0,
         description="seconds a chat goes on without its socket, to be resumed; 0: not at all",
     )
     stream_commit_seconds: Seconds = Field(

@@ -191,6 +191,7 @@ class ScriptedEngine:
                     cut = True
                     break
                 call.pieces.append(step)
+                call.work.completion_tokens += 1
                 call.first_seconds = call.first_seconds or time.monotonic()
                 yield Piece(step)
             elif isinstance(step, End):

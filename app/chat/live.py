@@ -87,9 +87,11 @@ class LiveSession:
             return self.session.done(outcome.end)
         if outcome.problem is not None:
             return self.session.failed(outcome.problem)
-        # Of a turn that was cut short only the pieces are known; each is one token or more.
+        work = outcome.work
         usage = Usage(
-            prompt_tokens=turn.prompt_tokens, cached_tokens=0, completion_tokens=len(turn.said)
+            prompt_tokens=turn.prompt_tokens,
+            cached_tokens=0 if work is None else work.cached_tokens,
+            completion_tokens=0 if work is None else work.completion_tokens,
         )
         return self.session.stopped(usage, time.monotonic())
 

@@ -23,9 +23,9 @@ from app.admission.dispatcher import Dispatcher
 from app.admission.ticket import Ticket
 from app.engine.api import Started, Work, current_work
 from app.engine.ownership import own
-from app.engine.run import Run, refuse_aborted
+from app.engine.run import Run, gave_up
 from app.engine.vllm_errors import ENGINE_DEAD, carried, translated
-from app.errors import EngineDead, FairgateError, InvalidRequest
+from app.errors import EngineDead, FairgateError, Internal, InvalidRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +144,7 @@ class GatewayEngine(AsyncLLM):
         finished = False
         async with seam.dispatcher.turn(ticket) as turn:
             work.queue_seconds = turn.queue_seconds
-            run = Run(turn, gather=gather)
+            run = Run(turn, work, gather=gather)
             self._runs.add(run)
             try:
                 yield Started(queue_seconds=turn.queue_seconds)
@@ -157,8 +157,9 @@ class GatewayEngine(AsyncLLM):
                     while not finished:
                         output = collector.get_nowait() or await collector.get()
                         finished = output.finished
-                        if finished:
-                            refuse_aborted(output)
+                        if finished and gave_up(output):
+                            # An answer that the engine gave up must not look complete.
+                            raise Internal("the engine gave this request up; try again")
                         yield output
             finally:
                 self._runs.discard(run)

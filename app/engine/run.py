@@ -8,7 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from app.admission.dispatcher import Turn
-from app.errors import Internal, TimedOut
+from app.engine.api import Work
+from app.errors import TimedOut
 
 OUT_OF_TIME = "the answer took longer than this tenant's request_seconds"
 
@@ -16,10 +17,11 @@ OUT_OF_TIME = "the answer took longer than this tenant's request_seconds"
 class Run:
     """One request inside the engine, watched at its collector; ends its turn with the engine."""
 
-    __slots__ = ("_collector", "_forward", "_gathered", "_started", "_timer", "turn")
+    __slots__ = ("_collector", "_forward", "_gathered", "_started", "_timer", "_work", "turn")
 
-    def __init__(self, turn: Turn, *, gather: bool) -> None:
+    def __init__(self, turn: Turn, work: Work, *, gather: bool) -> None:
         self.turn = turn
+        self._work = work
         self._gathered: list[Any] | None = [] if gather else None
         self._started = False
         self._collector: Any = None
@@ -59,6 +61,7 @@ class Run:
             return
         if not self._started:
             self._started = True
+            self._work.cached_tokens += output.num_cached_tokens or 0
             self.turn.first_token(cached_tokens=output.num_cached_tokens or 0)
         completions = getattr(output, "outputs", None)
         if isinstance(completions, list):
@@ -66,8 +69,9 @@ class Run:
             for completion in completions:
                 count += len(completion.token_ids)
             if count:
+                self._work.completion_tokens += count
                 self.turn.tokens(count)
-        if output.finished:
+        if output.finished and not gave_up(output):
             self.turn.finish()
         if self._gathered is None:
             self._forward(output)
@@ -86,10 +90,9 @@ class Run:
             self._forward(gathered.pop())
 
 
-def refuse_aborted(output: Any) -> None:
-    """An answer that the engine gave up must not look complete."""
+def gave_up(output: Any) -> bool:
+    """Whether the engine ended an answer without completing it."""
     completions = getattr(output, "outputs", None)
-    if isinstance(completions, list):
-        for completion in completions:
-            if completion.finish_reason in ("abort", "error"):
-                raise Internal("the engine gave this request up; try again")
+    return isinstance(completions, list) and any(
+        completion.finish_reason in ("abort", "error") for completion in completions
+    )

@@ -20,13 +20,21 @@ from app.tenants.reach import TIMEOUT_SECONDS, Reach
 EXPIRY_SECONDS = 3 * MINUTE_SECONDS
 """A minute's count is read in this minute and the next; the third is for clocks that differ."""
 
-PREFIX = "fairgate"
 SCHEMES: dict[str, type[RedisStorage]] = {
     "redis": RedisStorage,
     "rediss": RedisStorage,
     "redis+unix": RedisStorage,
     "redis+sentinel": RedisSentinelStorage,
     "redis+cluster": RedisClusterStorage,
+}
+OPTIONS: dict[str, Any] = {
+    "wrap_exceptions": True,
+    "implementation": "redispy",
+    "key_prefix": "fairgate",
+    "socket_connect_timeout": TIMEOUT_SECONDS,
+    # Reach is the timeout. This one would be a wait_for(), which before Python 3.12 may swallow a
+    # cancellation, and the request of a client that left would go on.
+    "socket_timeout": None,
 }
 STORE_ERRORS = (StorageError, OSError, TimeoutError)
 """What a store raises that cannot be asked."""
@@ -93,14 +101,7 @@ class SharedCounters:
         self._reach = Reach(STORE_ERRORS, on_away)
         try:
             scheme = urlsplit(url).scheme
-            self._storage: RedisStorage = SCHEMES[scheme](
-                f"async+{url}",
-                wrap_exceptions=True,
-                implementation="redispy",
-                key_prefix=PREFIX,
-                socket_connect_timeout=TIMEOUT_SECONDS,
-                socket_timeout=TIMEOUT_SECONDS,
-            )
+            self._storage: RedisStorage = SCHEMES[scheme](f"async+{url}", **OPTIONS)
         except KeyError:
             known = ", ".join(SCHEMES)
             raise ValueError(

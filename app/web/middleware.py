@@ -2,7 +2,7 @@
 
 Outside in: request id and access log, Origin and Host, readiness, key, size and kind of the body.
 Whoever passes finds its `Caller` in `scope["state"]["caller"]`: None on a WebSocket whose key
-comes in a `hello` frame.
+comes in a `hello` frame, which asks `scope["state"]["caller_for"]` once it knows the tenant.
 """
 
 from __future__ import annotations
@@ -134,9 +134,9 @@ class Door:
             visit.extra_headers.append((b"connection", b"close"))
             raise closed
         tenant = self._tenant(scope)
-        scope.setdefault("state", {})["caller"] = visit.caller = (
-            None if tenant is None else visit.caller_for(tenant)
-        )
+        state = scope.setdefault("state", {})
+        state["caller_for"] = visit.caller_for
+        state["caller"] = None if tenant is None else visit.caller_for(tenant)
         if scope["type"] == "http":
             check_body_kind(visit.headers)
 
@@ -215,13 +215,14 @@ class Visit:
         Raises:
             InvalidRequest: a header of ours with a value that means nothing.
         """
-        return Caller(
+        self.caller = Caller(
             tenant=tenant,
             request_id=self.request_id,
             arrived_seconds=self.arrived_seconds,
             work_class=self._work_class(tenant),
             max_wait_seconds=self._max_wait(),
         )
+        return self.caller
 
     def _work_class(self, tenant: Tenant) -> WorkClass | None:
         match self.headers.get(b"x-fairgate-class", b"").strip().lower():

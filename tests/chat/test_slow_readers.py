@@ -181,7 +181,7 @@ async def test_a_stalled_connection_can_be_taken_over_at_once(house: House) -> N
 
 
 async def test_one_that_closes_without_reading_leaves_its_turn_free(house: House) -> None:
-    """Not with a goodbye: the turn goes on for the resume time, and must not wait for the reader."""
+    """Not with a goodbye: the turn goes on for the resume time, without waiting for the reader."""
     await house.open(replay_bytes=2**26)
     house.engine.script(*[BIG] * 2000)
     async with lazy(house, SESSIONS) as chat:

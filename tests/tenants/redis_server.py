@@ -26,7 +26,9 @@ class RedisServer:
         self._process: subprocess.Popen[bytes] | None = None
 
     async def start(self) -> None:
-        self._process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL)
+        self._process = await asyncio.to_thread(
+            subprocess.Popen, self._command, stdout=subprocess.DEVNULL
+        )
         async with asyncio.timeout(30):
             while True:
                 try:
