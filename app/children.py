@@ -58,6 +58,7 @@ def end_all(*, grace_seconds: float) -> list[int]:
         _wait_until_gone(grace_seconds)
     killed = _signal_all(signal.SIGKILL)
     _wait_until_gone(1.0)
+    _reap()
     return killed
 
 

@@ -208,6 +208,16 @@ class Gateway:
             duration_seconds=time.monotonic() - work.arrived_seconds,
         )
 
+    def _refused(self, tenant: str | None, path: str, error: FairgateError, seconds: float) -> None:
+        self._metrics.request_ended(
+            tenant=tenant or "",
+            work_class="interactive",
+            api="v1" if is_vllm_path(path) else path.removeprefix("/"),
+            outcome="rejected",
+            code=error.code,
+            duration_seconds=seconds,
+        )
+
     def _text_engine(self) -> TextEngine:
         if self._room is None:
             raise Loading("the model is loading", retry_after_seconds=5)
@@ -250,6 +260,7 @@ class Gateway:
                 keys=self._tenancy.keys,
                 closed=self._closed,
                 visits=self._visits,
+                on_refused=self._refused,
                 origins=Origins(allowed, self._settings.host),
                 max_body_bytes=self._settings.max_body_bytes,
             ),
@@ -290,6 +301,13 @@ def create_app(settings: Settings, argv: Sequence[str], *, health: Health, metri
     `argv` is what stood behind `serve`.
     """
     return Gateway(settings, argv, health=health, metrics=metrics).app
+
+
+def print_help() -> None:
+    """What `serve --help` says: vLLM's own help, seconds after its import."""
+    from app.engine.launch import print_help
+
+    print_help()
 
 
 def is_vllm_path(path: str) -> bool:

@@ -18,7 +18,7 @@ _WAITING_BY_REASON = "vllm:num_requests_waiting_by_reason"
 _GATEWAY = "gateway"
 
 
-class MetricsPage(Collector):
+class MetricsPage:
     """One page of two registries: ours, and the library's own, where vLLM keeps its series.
 
     vLLM's series stay as they are, but for one: routers and autoscalers read from
@@ -38,16 +38,29 @@ class MetricsPage(Collector):
         """
         if _OPENMETRICS in accept:
             page: bytes = openmetrics.generate_latest(  # type: ignore[no-untyped-call]  # untyped
-                self, escaping=openmetrics.ALLOWUTF8
+                _Reading(self._metrics, self._theirs, strict=True),
+                escaping=openmetrics.ALLOWUTF8,
             )
             return openmetrics.CONTENT_TYPE_LATEST, page
-        return CONTENT_TYPE_PLAIN_0_0_4, generate_latest(self)
+        reading = _Reading(self._metrics, self._theirs, strict=False)
+        return CONTENT_TYPE_PLAIN_0_0_4, generate_latest(reading)
+
+
+class _Reading(Collector):
+    """Every series of both registries at one time; `strict` for OpenMetrics."""
+
+    def __init__(self, metrics: Metrics, theirs: CollectorRegistry, *, strict: bool) -> None:
+        self._metrics = metrics
+        self._theirs = theirs
+        self._strict = strict
 
     def collect(self) -> Iterator[Metric]:
-        """Every series of both registries."""
+        """Ours first."""
         for metric in self._metrics.registry.collect():
             # The time a series was made is one more series for each of ours, and of no use.
             metric.samples = [s for s in metric.samples if not s.name.endswith("_created")]
+            if self._strict:
+                _drop_bare_counts(metric)
             yield metric
         queued = self._metrics.queued_now()
         for metric in self._theirs.collect():
@@ -56,6 +69,13 @@ class MetricsPage(Collector):
             elif metric.name == _WAITING_BY_REASON:
                 _add_reason(metric, queued)
             yield metric
+
+
+def _drop_bare_counts(metric: Metric) -> None:
+    # A histogram of values below zero has no sum, and OpenMetrics allows no count without one.
+    names = {sample.name for sample in metric.samples}
+    if metric.type == "histogram" and f"{metric.name}_sum" not in names:
+        metric.samples = [s for s in metric.samples if not s.name.endswith("_count")]
 
 
 def _add_to_first_engine(metric: Metric, queued: int) -> None:

@@ -55,6 +55,11 @@ class StartError(Exception):
 
 def serve(argv: list[str]) -> int:
     """Serve until told to end, and leave with 0; returns only what went wrong before that."""
+    if any(word in ("-h", "--help") or word.startswith("--help=") for word in argv):
+        from app.gateway import print_help  # noqa: PLC0415  imports vLLM
+
+        print_help()
+        return 0
     try:
         flags = read_server_flags(argv)
         settings = load_settings()

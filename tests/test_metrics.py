@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, Gauge, Histogram
+from prometheus_client.openmetrics.parser import (
+    text_string_to_metric_families as parse_openmetrics,
+)
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.admission.events import Ended, FirstToken, Granted, Refused, Served, Waiting
@@ -282,6 +285,9 @@ def test_the_page_speaks_openmetrics_where_asked(metrics):
     content_type, page = MetricsPage(metrics, engines()).render("application/openmetrics-text")
     assert content_type.startswith("application/openmetrics-text")
     assert page.endswith(b"# EOF\n")
+    full_page(metrics)
+    page = MetricsPage(metrics, CollectorRegistry()).render("application/openmetrics-text")[1]
+    assert len(list(parse_openmetrics(page.decode()))) > 10
     assert MetricsPage(metrics, engines()).render("*/*")[0].startswith("text/plain")
 
 

@@ -164,7 +164,7 @@ class Stream:
 
 
 def parsed(block: bytes) -> tuple[str, Any]:
-    lines = block.decode().split("\n")
+    lines = block.decode().splitlines()  # as strict as the readers that split at U+2028 too
     if lines[0].startswith(":"):
         (comment,) = lines
         return ":", comment[1:].strip()

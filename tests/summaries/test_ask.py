@@ -85,6 +85,20 @@ async def test_no_call_exceeds_the_context_whatever_it_is(house: House, context:
         assert len(call.prompt.token_ids) + call.options.max_tokens <= context
 
 
+async def test_passages_that_cost_more_together_than_alone_still_fit(house: House) -> None:
+    """A tokenizer to which line ends are dear: the prompt is counted, not the sum of its parts."""
+    house.engine = ScriptedEngine(
+        context_tokens=1_500, tokenize=lambda text: text.replace("\n", " x" * 60 + " ").split()
+    )
+    house.engine.answer = lambda _: ["They do."]
+    body = {"text": long_text(3_000) + TEXT, "question": "river bridge market council engine"}
+    answer = await house.post(body, path="/ask")
+    assert answer.status == 200
+    (call,) = house.engine.calls
+    assert len(call.prompt.token_ids) + call.options.max_tokens <= 1_500
+    assert call.options.max_tokens > 250
+
+
 async def test_several_documents_get_an_answer_each(house: House) -> None:
     def about(call: Call) -> list[str]:
         return ["Yes." if "traders" in call.messages[-1].content.split("Answer")[0] else "No."]

@@ -4,13 +4,15 @@ import base64
 import gzip
 import json
 import random
+import tracemalloc
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.errors import InvalidRequest
+from app.errors import InvalidRequest, TooLarge
+from app.summaries.body import read_body
 from app.summaries.fields import fields_of_query
 from app.summaries.request import request_of
 from tests.summaries.house import SUMMARY, TEXT, House, limits_with
@@ -164,6 +166,22 @@ class TestSizes:
             answer = await house.post(content=chunks(), headers=headers)
             assert (answer.status, answer.error["code"]) == (413, "too_large")
         assert {end.outcome for end in house.ends} == {"rejected"}
+
+    async def test_what_is_beyond_the_limit_is_not_kept_and_not_read_for_ever(self) -> None:
+        chunk, read = b"x" * 1_000, 0
+
+        async def receive() -> dict[str, Any]:
+            nonlocal read
+            read += 1
+            return {"type": "http.request", "body": chunk, "more_body": True}
+
+        tracemalloc.start()
+        with pytest.raises(TooLarge):
+            await read_body({"headers": []}, receive, max_bytes=100_000)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert read == 401
+        assert peak_bytes < 250_000
 
     async def test_a_body_at_the_limit_is_read(self, house: House) -> None:
         raw = json.dumps({"text": TEXT}).encode()

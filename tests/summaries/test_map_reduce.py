@@ -113,6 +113,18 @@ async def test_summaries_as_long_as_allowed_still_come_to_an_end(
     assert len(house.engine.calls) <= events[0][1]["calls"]
 
 
+async def test_summaries_that_take_more_tokens_than_it_took_to_write_them_still_fit(
+    house: House,
+) -> None:
+    """As text that a tokenizer splits finer than the model wrote it: it is cut, not trusted."""
+    house.engine = ScriptedEngine(context_tokens=3_000, tokenize=list)
+    house.engine.answer = lambda call: [f"Sentence{n} of many letters. " for n in range(200)]
+    answer = await house.post({"text": long_text(4_000)})
+    assert answer.status == 200
+    assert_all_fit(house.engine)
+    assert answer.json["parts"]["total"] > 5
+
+
 async def test_a_context_too_small_for_parts_is_an_error_that_says_so(house: House) -> None:
     house.engine = ScriptedEngine(context_tokens=60)
     answer = await house.post({"text": long_text(1_000)})
@@ -121,8 +133,11 @@ async def test_a_context_too_small_for_parts_is_an_error_that_says_so(house: Hou
     assert not house.engine.calls
 
 
-async def test_a_text_that_needs_too_many_calls_is_refused_before_any(small: House) -> None:
-    small.limits = limits_with(calls=5)
+@pytest.mark.parametrize("calls", [5, 20], ids=["by far", "by a few"])
+async def test_a_text_that_needs_too_many_calls_is_refused_before_any(
+    small: House, calls: int
+) -> None:
+    small.limits = limits_with(calls=calls)
     answer = await small.post({"text": long_text(6_000)})
     assert (answer.status, answer.error["code"]) == (413, "too_large")
     assert not small.engine.calls

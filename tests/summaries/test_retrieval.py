@@ -28,8 +28,8 @@ def test_the_passage_that_holds_the_answer_comes_first(question: str, best: int)
 
 
 def test_a_rare_word_counts_more_than_frequent_ones() -> None:
-    passages = ["the hall and the hall", "the hall of zinc", "the hall and the bridge"]
-    assert ranked(passages, "the hall of zinc and the hall")[0] == 1
+    passages = ["the hall and the hall and the bridge"] * 9 + ["zinc roofs"]
+    assert ranked(passages, "the hall and the zinc")[0] == 9
 
 
 def test_scripts_without_spaces_are_compared_by_their_characters() -> None:
