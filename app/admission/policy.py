@@ -37,6 +37,10 @@ class Capacity:
             raise ValueError("kv_tokens must be at least 1")
 
 
+# Steps for which places are kept after a light tenant last came: about a minute.
+LIGHT_STEPS = 2000
+
+
 class Hindrance(enum.Enum):
     """What stands in the way of the next ticket."""
 
@@ -140,6 +144,17 @@ class Fair:
         limit = self.limit(capacity)
         return (limit + 63) // 64 if limit >= 16 else 0
 
+    def light_places(self, window: Window, limit: int) -> int:
+        """Places that heavy tenants leave to light ones while there are any: one in 16.
+
+        A light tenant's own requests fill them, so they cost little; without them it waits for an
+        ending whenever a flood's answers began together.
+        """
+        step = window.light_step
+        if step is None or window.pace.steps - step > LIGHT_STEPS or limit < 16:
+            return 0
+        return limit // 16
+
     def hindrance(self, ticket: Ticket, window: Window) -> Hindrance | None:
         """Sequences, the reserve, pacing, the KV cache, in this order."""
         capacity, sequences = window.capacity, ticket.sequences
@@ -148,10 +163,15 @@ class Fair:
             return Hindrance.SEQUENCES
         if ticket.background and window.deferred_sequences + sequences > max(1, limit // 10):
             return Hindrance.RESERVE
-        if not ticket.light:
+        if ticket.light:
+            window.light_step = window.pace.steps
+        else:
             # A request for more than the rest could never go while others come and go.
             most = max(sequences, limit - self.reserve(capacity))
             if window.sequences + sequences > most:
+                return Hindrance.RESERVE
+            heavy = window.sequences - window.light_sequences
+            if heavy + sequences > max(sequences, limit - self.light_places(window, limit)):
                 return Hindrance.RESERVE
             if self._paced(ticket, window):
                 return Hindrance.PACING

@@ -24,6 +24,8 @@ class Window:
         "decoding",
         "deferred_sequences",
         "kv",
+        "light_sequences",
+        "light_step",
         "pace",
         "prefill_tokens",
         "sequences",
@@ -33,6 +35,8 @@ class Window:
         self.capacity = capacity
         self.sequences = 0
         self.deferred_sequences = 0
+        self.light_sequences = 0
+        self.light_step: int | None = None  # when a light ticket last asked
         self.decoding = 0
         self.prefill_tokens = 0
         self.pace = Pace()
@@ -45,7 +49,9 @@ class Window:
         """The ticket takes its place."""
         self.sequences += ticket.sequences
         self.prefill_tokens += ticket.prompt_tokens
-        if not ticket.light:
+        if ticket.light:
+            self.light_sequences += ticket.sequences
+        else:
             self.pace.handed()
         if ticket.background:
             self.deferred_sequences += ticket.sequences
@@ -67,6 +73,8 @@ class Window:
     def release(self, ticket: Ticket) -> None:
         """The engine has let go of it."""
         self.sequences -= ticket.sequences
+        if ticket.light:
+            self.light_sequences -= ticket.sequences
         if ticket.background:
             self.deferred_sequences -= ticket.sequences
         self.pace.ended(self.pace.steps - ticket.granted_step)

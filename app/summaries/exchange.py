@@ -146,7 +146,7 @@ class EventStream(Exchange):
         """Before the stream has begun an ordinary answer, else an `error` event that ends it."""
         if not self._open:
             await super().fail(error)
-        elif not isinstance(error, TooSlow):  # a full buffer takes no word of farewell
+        else:
             seconds = retry_after(error)
             rest = {} if seconds is None else {"retry_after_seconds": seconds}
             await self._event("error", {**error_body(error), **rest}, more=False)

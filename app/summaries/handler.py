@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from app.engine.api import TextEngine, Work
-from app.errors import FairgateError, InvalidRequest, TimedOut
+from app.errors import FairgateError, InvalidRequest, TimedOut, TooSlow
 from app.summaries.body import Body, read_body
 from app.summaries.documents import Reader, Upload
 from app.summaries.exchange import EventStream, Exchange
@@ -70,6 +70,7 @@ class Handler:
             request = await alongside(
                 self._parse(scope["query_string"], body), raise_when_gone(receive)
             )
+            del body  # its text is in the request; megabytes need not wait for their summary
             if request.stream:
                 exchange = EventStream(send, self._limits)
             answer = await alongside(
@@ -149,7 +150,8 @@ class Handler:
                 },
             )
         try:
-            await exchange.fail(told)
+            if not isinstance(told, TooSlow):  # a full buffer takes no word of farewell
+                await exchange.fail(told)
         except Exception:  # there is nobody left to tell
             _log.info("summaries.untold", extra={"request_id": record.request_id})
         finally:

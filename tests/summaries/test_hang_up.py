@@ -12,7 +12,7 @@ from app.errors import Internal
 from app.summaries.hang_up import ClientGone, alongside, raise_when_gone
 from tests.fakes import settle
 from tests.scripted_engine import FOREVER, STARTED, Step
-from tests.summaries.house import SUMMARY, TEXT, House
+from tests.summaries.house import SUMMARY, TEXT, House, limits_with
 
 
 async def leave(house: House, body: Any, *, calls: int) -> None:
@@ -150,3 +150,38 @@ async def test_that_the_client_left_counts_more_than_what_broke_because_of_it() 
 
     with pytest.raises(ClientGone):
         await alongside(work(), raise_when_gone(receive))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_reader_that_does_not_read_is_given_up(house: House, *, stream: bool) -> None:
+    """The full buffer takes no farewell: the answer ends, and so does its work in the engine."""
+    house.limits = limits_with(write_seconds=0.02)
+    house.engine.script("The hall closes. " + "It is old and its roof leaks badly. " * 3, *SUMMARY)
+    raw = json.dumps({"text": TEXT * 3, "stream": stream}).encode()
+    sent: list[str] = []
+
+    async def receive() -> dict[str, Any]:
+        if not sent:
+            sent.append("request")
+            return {"type": "http.request", "body": raw, "more_body": False}
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message["type"])
+        if message["type"] == "http.response.body":
+            await asyncio.Event().wait()
+
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/summarize",
+        "raw_path": b"/summarize",
+        "query_string": b"",
+        "headers": [(b"content-type", b"application/json")],
+    }
+    async with asyncio.timeout(10):
+        await house(scope, receive, send)
+    assert not house.engine.running
+    assert (house.end.outcome, house.end.code) == ("aborted", "too_slow")
+    assert sent.count("http.response.start") == 1
