@@ -163,23 +163,29 @@ class Fair:
             return Hindrance.SEQUENCES
         if ticket.background and window.deferred_sequences + sequences > max(1, limit // 10):
             return Hindrance.RESERVE
-        if ticket.light:
-            window.light_step = window.pace.steps
-        else:
-            # A request for more than the rest could never go while others come and go.
-            most = max(sequences, limit - self.reserve(capacity))
-            if window.sequences + sequences > most:
-                return Hindrance.RESERVE
-            heavy = window.sequences - window.light_sequences
-            if heavy + sequences > max(sequences, limit - self.light_places(window, limit)):
-                return Hindrance.RESERVE
-            if self._paced(ticket, window):
-                return Hindrance.PACING
+        if (reason := self._in_order(ticket, window, limit)) is not None:
+            return reason
         if capacity.kv_tokens is not None:
             limit_tokens = int(self.kv_share * capacity.kv_tokens)
             if not window.kv.fits(ticket, limit_tokens):
                 return Hindrance.KV
         return None
+
+    def _in_order(self, ticket: Ticket, window: Window, limit: int) -> Hindrance | None:
+        """The reserve and pacing, which do not concern light tickets."""
+        sequences = ticket.sequences
+        if ticket.light:
+            # Whoever comes to an empty engine is light at first: that keeps no places yet.
+            if window.sequences >= limit // 4:
+                window.light_step = window.pace.steps
+            return None
+        # A request for more than the rest could never go while others come and go.
+        most = max(sequences, limit - self.reserve(window.capacity))
+        heavy = window.sequences - window.light_sequences
+        most_heavy = max(sequences, limit - self.light_places(window, limit))
+        if window.sequences + sequences > most or heavy + sequences > most_heavy:
+            return Hindrance.RESERVE
+        return Hindrance.PACING if self._paced(ticket, window) else None
 
     def _paced(self, ticket: Ticket, window: Window) -> bool:
         if not window.decoding:

@@ -74,7 +74,7 @@ def parse_tenants(raw: bytes, name: str) -> Tenants:
 
 def _document(raw: bytes, name: str) -> Node:
     try:
-        document = read_document(raw.decode("utf-8-sig"))
+        document = read_document(raw.decode("utf-8"))
     except UnicodeDecodeError as error:
         line = raw[: error.start].count(b"\n") + 1
         raise TenantsFileError([f"{name}:{line}: is not UTF-8: save it as UTF-8"]) from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from app.errors import InvalidApiKey
+from app.tenants import registry as registry_module
 from app.tenants.file import TenantsFileError
 from app.tenants.file_watch import Pace
 from app.tenants.keys import key_hash
@@ -112,6 +114,14 @@ def test_any_other_key_is_nobodys(house, key):
     with pytest.raises(InvalidApiKey) as caught:
         house.registry.tenant_of(key)
     assert not key or key not in caught.value.message
+
+
+@pytest.mark.parametrize("key", ["na\xefve", "k" * 65536])
+def test_no_hash_makes_a_key_of_what_no_client_can_send_safely(tmp_path, key):
+    """Two clients may write the same letter beyond ASCII as different bytes."""
+    path = tmp_path / "tenants.yaml"
+    path.write_text(f"tenants: [{{id: acme, keys: ['{key_hash(key)}']}}]\n")
+    assert House(path).knows(key) is None
 
 
 def test_without_a_good_file_there_is_no_registry(tmp_path):
@@ -278,13 +288,28 @@ async def test_a_slow_writer_never_loses_a_tenant(house):
     assert set(house.registry.tenants.by_id) == {"acme", "ops", "fresh"}
 
 
-async def test_reloads_at_the_same_time_do_not_overtake_each_other(house):
+async def test_a_slow_reading_does_not_overtake_a_later_one(house, monkeypatch):
+    """The disk keeps the first reading back until the second is over, or cannot have begun."""
+    read = registry_module._read
+    second_is_over = threading.Event()
+    readings = iter((1, 2))
+
+    def slow_read(path: Path, known: bytes) -> registry_module.Read:
+        number = next(readings)
+        found = read(path, known)
+        if number == 1:
+            second_is_over.wait(0.3)
+        return found
+
+    monkeypatch.setattr(registry_module, "_read", slow_read)
     async with asyncio.TaskGroup() as group:
-        for number in range(20):
-            house.replace(file_of("acme", f"t{number}"))
-            group.create_task(house.registry.reload())
-            await asyncio.sleep(0)
-    assert house.knows("key of t19") == "t19"
+        house.replace(file_of("older"))
+        group.create_task(house.registry.reload())
+        await asyncio.sleep(0.1)
+        house.replace(file_of("newer"))
+        await house.registry.reload()
+        second_is_over.set()
+    assert house.knows("key of newer") == "newer"
 
 
 async def test_the_loop_runs_on_while_thousands_of_tenants_are_read(tmp_path):
