@@ -85,6 +85,7 @@ class Gateway:
             max_wait_seconds=caller.max_wait_seconds,
             deadline_seconds=None if run_seconds is None else caller.arrived_seconds + run_seconds,
             output_tokens_limit=limits.output_tokens,
+            models=caller.tenant.models,
             streamed=streamed,
             on_end=self._count,
         )

@@ -6,8 +6,6 @@ from app.engine.api import ModelInfo
 from app.errors import NotFound
 from app.tenants.model import Tenant
 
-BASE = "base"  # what the tenants file calls the base model, whatever its name is
-
 
 def model_for(tenant: Tenant, served: ModelInfo, wanted: str | None = None) -> str:
     """The model that `tenant` asked for, or the first that it may use.
@@ -15,13 +13,8 @@ def model_for(tenant: Tenant, served: ModelInfo, wanted: str | None = None) -> s
     Raises:
         NotFound: not served, or not to this tenant, which must not learn the difference.
     """
-
-    def allowed(name: str) -> bool:
-        models = tenant.models
-        return models is None or name in models or (name == served.name and BASE in models)
-
     for name in (served.name, *served.adapters):
-        if wanted in (None, name) and allowed(name):
+        if wanted in (None, name) and served.open_to(tenant.models, name):
             return name
     if wanted is None:
         raise NotFound("this tenant may use none of the served models", param="model")

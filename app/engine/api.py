@@ -49,6 +49,7 @@ class Work:
     max_wait_seconds: float | None = None
     deadline_seconds: float | None = None
     output_tokens_limit: int | None = None
+    models: frozenset[str] | None = None
     streamed: bool = False
     part: bool = False
     on_queued: QueueListener | None = None
@@ -196,6 +197,10 @@ class ModelInfo:
     name: str
     context_tokens: int
     adapters: tuple[str, ...] = field(default=())
+
+    def open_to(self, models: frozenset[str] | None, name: str) -> bool:
+        """Whether a tenant with `models` may use `name`; None is all, `base` the base model."""
+        return models is None or name in models or (name == self.name and "base" in models)
 
 
 class TextEngine(Protocol):

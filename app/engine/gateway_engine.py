@@ -21,11 +21,11 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from app.admission.dispatcher import Dispatcher
 from app.admission.ticket import Ticket
-from app.engine.api import Started, Work, current_work
+from app.engine.api import ModelInfo, Started, Work, current_work
 from app.engine.ownership import own
 from app.engine.run import Run, gave_up
 from app.engine.vllm_errors import ENGINE_DEAD, carried, translated
-from app.errors import EngineDead, FairgateError, Internal, InvalidRequest
+from app.errors import EngineDead, FairgateError, Internal, InvalidRequest, NotFound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +37,7 @@ class Seam:
     """
 
     dispatcher: Dispatcher
+    model: ModelInfo
     salt_secret: bytes
     unsupported: Callable[[Any], str | None]
 
@@ -136,6 +137,10 @@ class GatewayEngine(AsyncLLM):
         seam = self._seam
         if seam is None or self.errored:
             raise EngineDead(ENGINE_DEAD)
+        adapter = options.get("lora_request")
+        name = seam.model.name if adapter is None else adapter.lora_name
+        if not seam.model.open_to(work.models, name):
+            raise NotFound(f"the model `{name}` does not exist", param="model")
         with translated():
             request, prompt_text = await self._validated(prompt, params, request_id, options)
         gather = own(request, work, seam.salt_secret)

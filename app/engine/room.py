@@ -125,15 +125,16 @@ async def open_room(parsed: launch.Launch, plan: RoomPlan) -> EngineRoom:
             capacity_of(engine), policy=Fair(), observer=plan.observer, jitter=random.random
         )
         dispatcher = Dispatcher(scheduler, clock=LoopClock())
+        vllm_app, state = await openai_routes.build(engine, parsed.args)
+        text = text_engine(engine, state)
         engine.open(
             Seam(
                 dispatcher=dispatcher,
+                model=text.model,
                 salt_secret=plan.salt_secret,
                 unsupported=unsupported_by(simulated=parsed.simulated),
             )
         )
-        vllm_app, state = await openai_routes.build(engine, parsed.args)
-        text = text_engine(engine, state)
         openai = openai_routes.OpenAIRoutes(vllm_app, plan.work_of, plan.patience)
         plan.on_phase("warming up")
         await engine.warm_up()

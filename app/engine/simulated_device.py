@@ -90,15 +90,14 @@ class SimulatedDevice(Executor):
 
     def get_kv_cache_specs(self) -> list[dict[str, KVCacheSpec]]:
         """One layer that is as large as all layers of the law's model together."""
-        head_tokens, two_of_keys_and_values = 128, 2
-        heads = self._law.kv_bytes_per_token // (
-            two_of_keys_and_values * head_tokens * torch.bfloat16.itemsize
-        )
+        head_size, dtype = 128, torch.bfloat16
+        keys_and_values = 2
         layer = FullAttentionSpec(
             block_size=self._block_tokens,
-            num_kv_heads=heads,
-            head_size=head_tokens,
-            dtype=torch.bfloat16,
+            num_kv_heads=self._law.kv_bytes_per_token
+            // (keys_and_values * head_size * dtype.itemsize),
+            head_size=head_size,
+            dtype=dtype,
         )
         return [{"layer.0": layer}]
 

@@ -126,7 +126,7 @@ class Handler:
     async def _answer(self, request: SummaryRequest, record: Record, exchange: Exchange) -> Answer:
         engine = self._engine()
         model = request.model or engine.model.name
-        record.check_model(model)
+        record.check_model(engine.model, model)
         plan = await Planner(engine, self._limits.calls).plan(request)
         work = record.begin(streamed=request.stream, batch=plan.calls > 1)
         making = Summarizer(engine, work, plan, exchange, self._limits.parallel_calls)

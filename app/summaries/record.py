@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from app.engine.api import Api, Work
-from app.errors import FairgateError, Forbidden, TooSlow
+from app.engine.api import Api, ModelInfo, Work
+from app.errors import FairgateError, NotFound, TooSlow
 from app.web.caller import Caller
 
 
@@ -34,11 +34,10 @@ class Record:
         """The id by which logs and answers name the request."""
         return self._caller.request_id
 
-    def check_model(self, model: str) -> None:
-        """Raise `Forbidden` where the tenant may not use `model`."""
-        models = self._caller.tenant.models
-        if models is not None and model not in models:
-            raise Forbidden(f"your key may not use the model {model!r}", param="model")
+    def check_model(self, served: ModelInfo, model: str) -> None:
+        """Raise `NotFound` where the tenant may not use `model`: it learns nothing more."""
+        if not served.open_to(self._caller.tenant.models, model):
+            raise NotFound(f"the model `{model}` does not exist", param="model")
 
     def begin(self, *, streamed: bool, batch: bool) -> Work:
         """The work, now that it is known what it is."""

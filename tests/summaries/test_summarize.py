@@ -218,13 +218,13 @@ async def test_a_loop_is_asked_again_and_then_gives_way_to_the_source(house: Hou
     assert TEXT.startswith(answer.json["summary"])
 
 
-async def test_an_unknown_model_is_404_and_a_forbidden_one_403(house: House) -> None:
+async def test_a_model_of_others_looks_like_one_that_is_not_there(house: House) -> None:
     unknown = await house.post({"text": TEXT, "model": "nope"})
     assert (unknown.status, unknown.error["code"]) == (404, "not_found")
     house.tenant = Tenant(id="acme", models=frozenset({"adapter"}))
     house.engine = ScriptedEngine(adapters=("adapter",))
-    forbidden = await house.post({"text": TEXT})
-    assert (forbidden.status, forbidden.error["code"]) == (403, "forbidden")
+    hidden = await house.post({"text": TEXT})
+    assert (hidden.status, hidden.error["code"]) == (404, "not_found")
     allowed = await house.post({"text": TEXT, "model": "adapter"})
     assert allowed.json["model"] == "adapter"
     assert house.engine.calls[-1].prompt.model == "adapter"

@@ -18,3 +18,7 @@ def test_no_two_keys_are_alike() -> None:
 def test_the_hash_is_the_one_that_sha256sum_prints() -> None:
     digest = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
     assert key_hash("test") == f"sha256:{digest}"
+
+
+def test_half_a_surrogate_pair_has_a_hash_like_any_other_text() -> None:
+    assert key_hash("\ud83d").startswith("sha256:")
