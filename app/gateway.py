@@ -20,6 +20,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app import logs
+from app.admission.statistics import Statistics
 from app.chat.limits import ChatLimits
 from app.chat.socket import mount_chat
 from app.engine.api import Api, Outcome, TextEngine, Work
@@ -29,6 +30,7 @@ from app.settings import Settings, SettingsError
 from app.summaries.limits import SummaryLimits
 from app.summaries.routes import mount_summaries
 from app.tenancy import Tenancy
+from app.web.admin import mount_admin
 from app.web.caller import Caller
 from app.web.health import Health
 from app.web.middleware import Door, DoorRules, Visits
@@ -220,9 +222,15 @@ class Gateway:
         )
 
     def _text_engine(self) -> TextEngine:
+        return self._ready_room().text
+
+    def _statistics(self) -> Statistics:
+        return self._ready_room().dispatcher.statistics()
+
+    def _ready_room(self) -> EngineRoom:
         if self._room is None:
             raise Loading("the model is loading", retry_after_seconds=5)
-        return self._room.text
+        return self._room
 
     def _closed(self) -> FairgateError | None:
         """Why nothing new is taken now. After SIGTERM that begins later than readiness ends."""
@@ -235,6 +243,7 @@ class Gateway:
     def _mount(self) -> None:
         settings = self._settings
         mount_web(self._web, self._health)
+        mount_admin(self._web, self._statistics)
         self._chat = mount_chat(
             self._web,
             engine=self._text_engine,

@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
+import websockets
 
 from tests.serving import Served
 
@@ -309,32 +310,54 @@ async def test_a_client_that_leaves_stops_its_work_within_a_second(
     assert simulated.metric("fairgate_requests_total", outcome="aborted") == before + 1
 
 
-def reset(port: int, body: bytes, after_seconds: float) -> None:
+def reset(port: int, path: str, body: bytes, after_seconds: float) -> None:
     """Send a request and reset the connection (RST, not FIN) after a while."""
     with socket.create_connection(("127.0.0.1", port)) as connection:
-        head = f"POST {CHAT} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+        head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
         connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         time.sleep(after_seconds)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+async def reset_socket(simulated: Served, after_seconds: float) -> None:
+    """The same for a chat: half of them one message, half a session's."""
+    url = simulated.url.replace("http", "ws") + "/chat"
+    frame = {"type": "message", "id": "1", "content": "hi", "options": {"max_tokens": 500}}
+    socket = await websockets.connect(url, proxy=None)
+    with contextlib.suppress(websockets.ConnectionClosed):
+        await socket.send("hi" if after_seconds < 0.15 else json.dumps(frame))
+    await asyncio.sleep(after_seconds)
+    socket.transport.abort()
 
 
 async def test_a_storm_of_resets_leaves_nothing_behind(
     client: httpx.AsyncClient, simulated: Served
 ) -> None:
     rng = random.Random(7)
-    body = json.dumps(asked(simulated, max_tokens=500, ignore_eos=True, stream=True)).encode()
-    delays = [rng.uniform(0, 0.3) for _ in range(500)]
+    chat = asked(simulated, max_tokens=500, ignore_eos=True)
+    document = {"text": "The canal was dug in 1811 to carry coal to the port. " * 20}
+    kinds = [
+        (CHAT, chat | {"stream": True}),
+        (CHAT, chat),
+        ("/summarize", document),
+        ("/summarize", document | {"stream": True}),
+        ("/chat", {}),
+    ]
     good = [
         asyncio.ensure_future(events(client, CHAT, asked(simulated, max_tokens=400, stream=True)))
         for _ in range(4)
     ]
     limit = asyncio.Semaphore(50)
 
-    async def one(delay: float) -> None:
+    async def one(path: str, body: dict[str, Any], delay: float) -> None:
         async with limit:
-            await asyncio.to_thread(reset, simulated.port, body, delay)
+            if path == "/chat":
+                await reset_socket(simulated, delay)
+            else:
+                raw = json.dumps(body).encode()
+                await asyncio.to_thread(reset, simulated.port, path, raw, delay)
 
-    await asyncio.gather(*(one(delay) for delay in delays))
+    await asyncio.gather(*(one(*kinds[i % 5], rng.uniform(0, 0.3)) for i in range(500)))
     for chunks in await asyncio.gather(*good):
         assert chunks[-1] == "[DONE]"
     await idle(simulated)
