@@ -166,16 +166,24 @@ def start(launch: Launch, stat_loggers: list[Any]) -> Any:
     from vllm.usage.usage_lib import UsageContext
 
     from app.engine.gateway_engine import GatewayEngine
+    from app.engine.simulation import law_of
 
     try:
         if launch.args.tool_parser_plugin:
             ToolParserManager.import_tool_parser(launch.args.tool_parser_plugin)
         if launch.args.reasoning_parser_plugin:
             ReasoningParserManager.import_reasoning_parser(launch.args.reasoning_parser_plugin)
-        return GatewayEngine.from_engine_args(
-            engine_args(launch),
+        args = engine_args(launch)
+        config = args.create_engine_config(UsageContext.OPENAI_API_SERVER)
+        if launch.simulated:
+            law_of(config)
+        return GatewayEngine.from_vllm_config(
+            config,
             usage_context=UsageContext.OPENAI_API_SERVER,
             stat_loggers=stat_loggers,
+            enable_log_requests=args.enable_log_requests,
+            aggregate_engine_logging=args.aggregate_engine_logging,
+            disable_log_stats=args.disable_log_stats,
         )
     except Exception as error:
         raise StartFailed(f"{launch.args.model} cannot be served: {readable(error)}") from error

@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack
 import pytest
 import pytest_asyncio
 
-from app.errors import FairgateError, Overloaded
+from app.errors import Overloaded
 from app.tenants import counters, reach
 from app.tenants.charge import Charge, QuotaSpent
 from app.tenants.model import Limits, Tenant
@@ -90,16 +90,16 @@ async def test_a_redis_that_stops_and_starts_under_load_is_as_the_setting_says(
     quota = make_quota(when_away=when_away, on_away=told.append)
     ends: Counter[str] = Counter()
     happened = asyncio.Condition()
+    over = False
 
     async def client() -> None:
-        while True:
+        while not over:
             async with happened:
                 happened.notify_all()
             try:
                 charge = await quota.take_request(BUSY)
                 ends["counted" if charge.headers() else "uncounted"] += 1
-            except FairgateError as error:
-                assert isinstance(error, Overloaded)  # noqa: PT017  whatever else is raised fails
+            except Overloaded:
                 ends["refused"] += 1
             await asyncio.sleep(0.001)
 
@@ -110,15 +110,15 @@ async def test_a_redis_that_stops_and_starts_under_load_is_as_the_setting_says(
 
     uncounted = "uncounted" if when_away == "allow" else "refused"
     async with asyncio.TaskGroup() as group:
-        clients = [group.create_task(client()) for _ in range(20)]
+        for _ in range(20):
+            group.create_task(client())
         for _ in range(2):
             await until("counted")
             await redis.stop()
             await until(uncounted)
             await redis.start()
         await until("counted")
-        for task in clients:
-            task.cancel()
+        over = True
     # A server that is about to end may still answer one question after it has refused others.
     assert told == [True, False] * (len(told) // 2)
     assert len(told) >= 4
