@@ -46,7 +46,12 @@ log = logs.get_logger(__name__)
 # A dead EngineCore is noticed by its requests at once, and by this where there are none.
 WATCH_SECONDS = 0.2
 DEAD = "the engine has died; this server is about to stop: try again on another one"
-EXPOSED_HEADERS = ["x-request-id", "x-fairgate-queue-ms", "retry-after"]
+EXPOSED_HEADERS = [
+    *("x-request-id", "x-fairgate-queue-ms", "retry-after"),
+    *("x-ratelimit-limit-requests", "x-ratelimit-remaining-requests"),
+    *("x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens"),
+    *("x-ratelimit-reset-requests", "x-ratelimit-reset-tokens"),
+]
 
 
 class Gateway:
@@ -175,6 +180,7 @@ class Gateway:
             salt_secret=salt.get_secret_value().encode() if salt else secrets.token_bytes(32),
             patience=Patience(commit_seconds=self._settings.stream_commit_seconds),
             work_of=lambda scope: self.make_work(scope["state"]["caller"], "v1", streamed=False),
+            metered=self._tenancy.metered,
             on_step=self._stepped,
             on_phase=self._health.loading,
         )

@@ -134,6 +134,9 @@ class Instruments:
             "New contents of the tenants file since the start, by whether they were taken over.",
             "result",
         )
+        self.quota_store_away = gauge(
+            "quota_store_away", "1 while the Redis that counts limits per minute is away, else 0."
+        )
         self.websockets = gauge("websocket_connections", "WebSockets open now.")
         self.engine_ready = gauge("engine_ready", "1 while the engine can take work, else 0.")
 

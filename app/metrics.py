@@ -104,6 +104,10 @@ class Metrics:
         """A new content of the tenants file was taken over, or the old one was kept."""
         self._instruments.tenants_reload.labels(result).inc()
 
+    def set_quota_store_away(self, away: bool, /) -> None:  # noqa: FBT001  the gauge's one value
+        """Whether the Redis that counts limits per minute is away."""
+        self._instruments.quota_store_away.set(int(away))
+
     def follow_websockets(self, count: Callable[[], int]) -> None:
         """Ask `count`, on the page's thread, how many WebSockets are open."""
         self._instruments.websockets.set_function(count)

@@ -56,6 +56,15 @@ class Settings(BaseSettings):
         description="browser origins (scheme://host[:port], comma-separated) that may call us",
     )
 
+    redis_url: SecretStr | None = Field(
+        default=None,
+        description="redis:// URL where replicas share limits per minute; none: each counts alone",
+    )
+    redis_away: Literal["allow", "refuse"] = Field(
+        default="allow",
+        description="while that Redis is away: allow (no limits per minute hold) or refuse (503)",
+    )
+
     drain_seconds: Seconds = Field(
         default=60, description="seconds that running answers get to end after SIGTERM"
     )

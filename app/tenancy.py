@@ -6,18 +6,25 @@ each other.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from app import logs
 from app.admission.dispatcher import Dispatcher
 from app.admission.tenant_share import TenantShare
+from app.engine.api import Work
+from app.engine.metering import Spent
+from app.errors import Refused
 from app.metrics import Metrics
 from app.settings import Settings, SettingsError
+from app.tenants.charge import Charge
 from app.tenants.file import TenantsFileError
 from app.tenants.keys import key_hash
 from app.tenants.model import ANONYMOUS, Tenant, Tenants
+from app.tenants.quota import Quota
 from app.tenants.registry import Registry, ReloadResult
 from app.web.caller import Anonymous, CurrentKeys, OneTenant
 from app.web.origins import is_loopback
@@ -39,6 +46,56 @@ class Tenancy:
         self._registry = self._read(settings.tenants_file)
         self.keys = CurrentKeys(self._registry or Anonymous(ANONYMOUS))
         self._name_in_metrics()
+        redis_url = settings.redis_url
+        try:
+            self._quota = Quota(
+                None if redis_url is None else redis_url.get_secret_value(),
+                when_away=settings.redis_away,
+                on_away=metrics.set_quota_store_away,
+            )
+        except ValueError as error:
+            raise SettingsError([f"FAIRGATE_REDIS_URL: {error}"]) from None
+
+    @asynccontextmanager
+    async def metered(self, work: Work, tokens: int) -> AsyncIterator[Spent]:
+        """Take `tokens` of the tenant's minute, and settle them to what was spent.
+
+        Raises:
+            RateLimited: no room for them, or for one more request, this minute.
+            InvalidRequest: more than a whole minute's.
+        """
+        tenant = self._metered_tenant(work.tenant)
+        spent = Spent()
+        if tenant is None:
+            yield spent
+            return
+        request = Charge() if work.counted else await self._quota.take_request(tenant)
+        try:
+            reserved = await self._quota.reserve_tokens(tenant, tokens)
+        except BaseException:
+            self._quota.give_back(request)
+            raise
+        work.counted = True
+        work.headers += [*request.headers(), *reserved.headers()]
+        try:
+            yield spent
+        except Refused:
+            # Another limit refused it: it costs nothing of this one.
+            self._quota.give_back(request)
+            raise
+        finally:
+            self._quota.settle(reserved, spent.tokens)
+
+    def _metered_tenant(self, tenant_id: str) -> Tenant | None:
+        """The tenant, where it has a limit per minute."""
+        if self._registry is None:
+            return None
+        tenant = self._registry.tenants.by_id.get(tenant_id)
+        if tenant is None:
+            return None
+        limits = tenant.limits
+        free = limits.requests_per_minute is None and limits.tokens_per_minute is None
+        return None if free else tenant
 
     def honour(self, api_keys: Sequence[str]) -> None:
         """Take over vLLM's `--api-key`, and refuse to be open to others without any key.
@@ -73,9 +130,15 @@ class Tenancy:
             dispatcher.set_tenant(share_of(tenant))
 
     async def watch(self) -> None:
-        """Follow the tenants file until cancelled; returns at once where there is none."""
-        if self._registry is not None:
-            await self._registry.watch()
+        """Follow the tenants file and settle quotas until cancelled; only where there is a file."""
+        if self._registry is None:
+            return
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._registry.watch())
+                group.create_task(self._quota.run())
+        finally:
+            await self._quota.close()
 
     def _read(self, path: Path | None) -> Registry | None:
         if path is None:

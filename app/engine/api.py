@@ -36,9 +36,9 @@ class Work:
 
     Everything here comes from the caller's key or from the gateway, never from the body. Times are
     `time.monotonic()` seconds. A `part` belongs to a whole that was accepted before: it is delayed,
-    never refused. What follows `on_end` is written by the engine's seam as it happens, for whoever
-    answers. The route that made it calls `end()` once the client has its last byte, or will never
-    have it.
+    never refused; `counted` says that its request counts already. What follows `on_end` is written
+    by the engine's seam as it happens, for whoever answers. The route that made it calls `end()`
+    once the client has its last byte, or will never have it.
     """
 
     tenant: str
@@ -52,10 +52,12 @@ class Work:
     models: frozenset[str] | None = None
     streamed: bool = False
     part: bool = False
+    counted: bool = False
     on_queued: QueueListener | None = None
     on_end: Callable[[Work, Outcome, str | None], None] | None = None
     error: FairgateError | None = None
     queue_seconds: float | None = None
+    headers: list[tuple[bytes, bytes]] = field(default_factory=list)
     cached_tokens: int = 0
     completion_tokens: int = 0
     waited: bool = False

@@ -22,22 +22,29 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from app.admission.dispatcher import Dispatcher
 from app.admission.ticket import Ticket
 from app.engine.api import ModelInfo, Started, Work, current_work
+from app.engine.metering import Metered
 from app.engine.ownership import own
 from app.engine.run import Run, gave_up
 from app.engine.vllm_errors import ENGINE_DEAD, carried, translated
 from app.errors import EngineDead, FairgateError, Internal, InvalidRequest, NotFound
+
+# An answer without a limit of its own counts as this long until it has ended: about the mean of
+# published chat traces (211 tokens, Azure 2023 conversation trace, CC-BY-4.0).
+UNLIMITED_ANSWER_TOKENS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seam:
     """What `run()` needs of the house.
 
+    `metered(work, tokens)` raises where the tenant's minute has no room for so many tokens.
     `unsupported` names why the device cannot serve some sampling parameters, None where it can;
     `salt_secret` keys the prefix cache of each tenant.
     """
 
     dispatcher: Dispatcher
     model: ModelInfo
+    metered: Metered
     salt_secret: bytes
     unsupported: Callable[[Any], str | None]
 
@@ -147,7 +154,11 @@ class GatewayEngine(AsyncLLM):
         ticket = self._ticket(request, work, streamed=not gather)
         collector: Any = None
         finished = False
-        async with seam.dispatcher.turn(ticket) as turn:
+        expected_tokens = self._expected_tokens(ticket)
+        async with (
+            seam.metered(work, expected_tokens) as spent,
+            seam.dispatcher.turn(ticket) as turn,
+        ):
             work.queue_seconds = turn.queue_seconds
             run = Run(turn, work, gather=gather)
             self._runs.add(run)
@@ -169,6 +180,8 @@ class GatewayEngine(AsyncLLM):
             finally:
                 self._runs.discard(run)
                 run.close()
+                if ticket.first_token_seconds is not None:
+                    spent.tokens = ticket.prompt_tokens + ticket.output_tokens
                 if collector is not None:
                     collector.close()
                     if not finished and not self.errored:
@@ -202,6 +215,13 @@ class GatewayEngine(AsyncLLM):
         if self._seam is None or isinstance(params, PoolingParams):
             return None
         return self._seam.unsupported(params)
+
+    def _expected_tokens(self, ticket: Ticket) -> int:
+        """What a request is taken to use until it is known; the rest of the context is no wish."""
+        output = ticket.max_output_tokens
+        if ticket.prompt_tokens + output >= self.model_config.max_model_len:
+            output = min(output, UNLIMITED_ANSWER_TOKENS)
+        return ticket.prompt_tokens + output * ticket.sequences
 
     def _ticket(self, request: Any, work: Work, *, streamed: bool) -> Ticket:
         params = request.sampling_params

@@ -123,7 +123,7 @@ class HeldAnswer:
             self._error_body = bytearray()
         else:
             self._flowing = self._committed = True
-            message["headers"] = [*headers, *self._queue_header()]
+            message["headers"] = [*headers, *self._own_headers()]
             await self._send(message)
 
     async def _plain(self, message: Message) -> None:
@@ -163,7 +163,7 @@ class HeldAnswer:
         if self._committed or self._start is None:
             return
         self._committed = True
-        self._start["headers"] += [*STREAM_HEADERS, *self._queue_header()]
+        self._start["headers"] += [*STREAM_HEADERS, *self._own_headers()]
         await self._send(self._start)
         for held in self._prelude:
             await self._send(held)
@@ -220,7 +220,7 @@ class HeldAnswer:
             (b"content-type", b"application/json"),
             (b"content-length", b"%d" % len(raw)),
             *error_headers(error),
-            *self._queue_header(),
+            *self._own_headers(),
             *kept,
         ]
         self._committed = True
@@ -242,10 +242,11 @@ class HeldAnswer:
     def _told(self, position: int, eta_seconds: float) -> None:
         self._place = (position, eta_seconds)
 
-    def _queue_header(self) -> Headers:
+    def _own_headers(self) -> Headers:
         if self._work is None or self._work.queue_seconds is None:
             return []
-        return [(b"x-fairgate-queue-ms", b"%d" % round(1000 * self._work.queue_seconds))]
+        queue_ms = round(1000 * self._work.queue_seconds)
+        return [(b"x-fairgate-queue-ms", b"%d" % queue_ms), *self._work.headers]
 
     async def _stop_keeper(self) -> None:
         if self._keeper is not None:

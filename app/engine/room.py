@@ -20,6 +20,7 @@ from app.engine import launch
 from app.engine.api import TextEngine, Work
 from app.engine.embedded_model import EMBEDDED_MODEL_NAME, EmbeddedModelError, prepare
 from app.engine.held_answer import Patience
+from app.engine.metering import Metered
 from app.errors import FairgateError
 
 if TYPE_CHECKING:
@@ -31,8 +32,8 @@ class RoomPlan:
     """What the house gives the engine room.
 
     `argv` stood behind `serve`. `salt_secret` keys each tenant's part of the prefix cache.
-    `work_of` makes the `Work` of a request on vLLM's routes. `on_step` hears of every engine step,
-    `on_phase` of what the start is busy with; both on the event loop.
+    `work_of` makes the `Work` of a request on vLLM's routes; for `metered` see `Seam`. `on_step`
+    hears of every engine step, `on_phase` of what the start is busy with; both on the event loop.
     """
 
     argv: list[str]
@@ -41,6 +42,7 @@ class RoomPlan:
     salt_secret: bytes
     patience: Patience
     work_of: Callable[[Scope], Work]
+    metered: Metered
     on_step: Callable[[EngineStep], None]
     on_phase: Callable[[str], None]
 
@@ -131,6 +133,7 @@ async def open_room(parsed: launch.Launch, plan: RoomPlan) -> EngineRoom:
             Seam(
                 dispatcher=dispatcher,
                 model=text.model,
+                metered=plan.metered,
                 salt_secret=plan.salt_secret,
                 unsupported=unsupported_by(simulated=parsed.simulated),
             )

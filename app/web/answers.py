@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass
 
 from app.errors import FairgateError, Internal, Refused
+from app.tenants.charge import QuotaSpent
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -105,6 +106,8 @@ def error_headers(error: FairgateError) -> Headers:
     seconds = retry_after(error)
     if seconds is not None:
         headers.append((b"retry-after", b"%d" % seconds))
+    if isinstance(error, QuotaSpent):
+        headers += error.state.headers()
     if error.code == "invalid_api_key":
         headers.append((b"www-authenticate", b"Bearer"))
     return headers
