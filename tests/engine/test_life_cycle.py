@@ -20,6 +20,8 @@ from tests.serving import SIMULATED, Served, launched, serving, wait_ready
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
 
 CHAT = "/v1/chat/completions"
+# Twenty such answers fit the KV cache together, or some would wait; 12 s at 5 ms a step.
+LONG = 2500
 
 
 def descendants(pid: int) -> set[int]:
@@ -149,7 +151,7 @@ async def test_sigterm_lets_twenty_streams_end_properly_and_leaves_nothing_runni
 
 async def test_beyond_the_grace_every_stream_is_told_why_and_the_exit_is_clean() -> None:
     with serving(*SIMULATED, env={"FAIRGATE_DRAIN_SECONDS": "1"}) as served:
-        async with running_streams(served, 20_000) as (sse, chats):
+        async with running_streams(served, LONG) as (sse, chats):
             served.signal(signal.SIGTERM)
         for stream in sse:
             assert "[DONE]" not in stream.frames
@@ -162,7 +164,7 @@ async def test_beyond_the_grace_every_stream_is_told_why_and_the_exit_is_clean()
 
 async def test_a_dead_engine_is_told_to_every_stream_within_a_second_and_ends_the_process() -> None:
     with serving(*SIMULATED) as served:
-        async with running_streams(served, 20_000) as (sse, chats):
+        async with running_streams(served, LONG) as (sse, chats):
             killed_seconds = time.monotonic()
             os.kill(engine_core(served), signal.SIGKILL)
         for stream in sse:
