@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tomllib
 import zipfile
 from collections.abc import Mapping
@@ -242,7 +243,9 @@ def test_constraints_pin_every_package_that_pyproject_names_and_no_torch() -> No
 def test_this_environment_is_the_constrained_one() -> None:
     """Fails where `make install` has not been run after a change."""
     pins = constraints()
-    here = {normal(d.metadata["Name"]): d.version for d in importlib.metadata.distributions()}
+    # Not sys.path: setuptools, once imported, puts the copies of others that it carries there.
+    installed = importlib.metadata.distributions(path=[sysconfig.get_path("purelib")])
+    here = {normal(d.metadata["Name"]): d.version for d in installed}
 
     assert {n: v for n, v in here.items() if pins.get(n, v) != v} == {}
 

@@ -288,7 +288,8 @@ async def test_a_prompt_makes_its_step_as_long_as_the_mixed_law_says(slow: Async
         chunk_pairs=tokens * tokens / 2,
     )
     law = StepTimeLaw.parse(LAW)
-    assert statistics.median(longest) == pytest.approx(2 * law.seconds(load), rel=0.05)
+    # A busy machine only adds: the least of the steps with a prompt is the device's own.
+    assert min(longest) == pytest.approx(2 * law.seconds(load), rel=0.05)
 
 
 async def test_a_running_device_can_be_slowed_down(engine: AsyncLLM, slow: AsyncLLM) -> None:
