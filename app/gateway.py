@@ -153,6 +153,7 @@ class Gateway:
         from app.engine import room
 
         started_seconds = time.monotonic()
+        gc.disable()  # imports make millions of objects and no garbage: collecting costs seconds
         plan = self._plan()
         parsed = await room.parse_flags(plan)
         self._honour(parsed.args)
@@ -161,6 +162,7 @@ class Gateway:
         # Full collections over torch's heap would stop the loop for hundreds of milliseconds.
         gc.collect()
         gc.freeze()
+        gc.enable()
         self._tasks.append(asyncio.create_task(self._watch(self._room)))
         self._tasks.append(asyncio.create_task(self._tenancy.watch()))
         self._metrics.set_engine_ready(True)
