@@ -275,6 +275,9 @@ async def test_steps_of_64_sequences_take_what_the_law_says(slow: AsyncLLM) -> N
 async def test_a_prompt_makes_its_step_as_long_as_the_mixed_law_says(slow: AsyncLLM) -> None:
     """Seen as the gaps in the answer that runs beside the prompts."""
     prompts, tokens = 5, 2000
+    # The host's own work on so long a prompt, about 10 ms on a slow machine, must be small beside.
+    scale = 8.0
+    await slow.collective_rpc("set_step_time_scale", args=(scale,))
     async with asyncio.TaskGroup() as group:
         beside = group.create_task(arrivals(outputs(slow, fresh_prompt(), max_tokens=60)))
         await asyncio.sleep(0.2)
@@ -288,8 +291,7 @@ async def test_a_prompt_makes_its_step_as_long_as_the_mixed_law_says(slow: Async
         chunk_pairs=tokens * tokens / 2,
     )
     law = StepTimeLaw.parse(LAW)
-    # A busy machine only adds: the least of the steps with a prompt is the device's own.
-    assert min(longest) == pytest.approx(2 * law.seconds(load), rel=0.05)
+    assert statistics.median(longest) == pytest.approx(scale * law.seconds(load), rel=0.05)
 
 
 async def test_a_running_device_can_be_slowed_down(engine: AsyncLLM, slow: AsyncLLM) -> None:
