@@ -36,6 +36,12 @@ TORCH_EXTENSIONS = ("torchvision", "torchaudio", "torchcodec")
 DEVICE_PACKAGES = ("torch", "nvidia-", "cuda-", "triton")
 """Never pinned by us: vLLM pins torch, and the build of torch, which names its device, the rest."""
 
+STARTUP_IMPORTS = (
+    "import vllm.entrypoints.launchers.cli_args, vllm.v1.engine.async_llm, vllm.v1.engine.core, "
+    "vllm.entrypoints.generate.api_router, vllm.entrypoints.launchers.api_server.app_state"
+)
+"""What the gateway and its engine import before they are ready."""
+
 CONSTRAINTS_HEADER = """\
 # Exact versions of what `make install` installs, made by `make constraints` on Python 3.11.
 # torch and what it brings along are missing on purpose: they differ by device, and vLLM pins torch.
@@ -248,6 +254,22 @@ def write_constraints() -> None:
     say("wrote constraints.txt; `make install` brings .venv to it")
 
 
+def compile_imports() -> None:
+    """Let Python keep the bytecode of vLLM's modules, even where the environment forbids it.
+
+    uv compiles nothing, and without bytecode each start takes twice as long. A start compiles for
+    itself what is missing, so a failure here does no harm.
+    """
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    subprocess.run(
+        [PYTHON, "-W", "ignore", "-c", STARTUP_IMPORTS],
+        env=environment | {"VLLM_LOGGING_LEVEL": "ERROR"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        check=False,
+    )
+
+
 def install(extra: str) -> None:
     """Bring `.venv` to what pyproject.toml and constraints.txt say."""
     if STAMP.exists() and STAMP.read_text() == fingerprint(extra, version_of(PYTHON)):
@@ -265,6 +287,8 @@ def install(extra: str) -> None:
     UNFINISHED.unlink()
     say("checking torch")
     installer.drop_broken_torch_extensions()
+    say("compiling what a start imports")
+    compile_imports()
     STAMP.write_text(fingerprint(extra, version_of(PYTHON)))
     say("done")
 
