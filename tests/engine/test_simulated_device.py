@@ -275,7 +275,6 @@ async def test_steps_of_64_sequences_take_what_the_law_says(slow: AsyncLLM) -> N
 async def test_a_prompt_makes_its_step_as_long_as_the_mixed_law_says(slow: AsyncLLM) -> None:
     """Seen as the gaps in the answer that runs beside the prompts."""
     prompts, tokens = 5, 2000
-    # The host's own work on so long a prompt, about 10 ms on a slow machine, must be small beside.
     scale = 8.0
     await slow.collective_rpc("set_step_time_scale", args=(scale,))
     async with asyncio.TaskGroup() as group:
@@ -291,7 +290,10 @@ async def test_a_prompt_makes_its_step_as_long_as_the_mixed_law_says(slow: Async
         chunk_pairs=tokens * tokens / 2,
     )
     law = StepTimeLaw.parse(LAW)
-    assert statistics.median(longest) == pytest.approx(scale * law.seconds(load), rel=0.05)
+    decode = StepLoad(decode_sequences=1, decode_context_tokens=80)
+    # Never shorter than the law; longer by less than the decode step that a prompt may meet.
+    least = scale * law.seconds(load)
+    assert 0.98 * least < statistics.median(longest) < least + scale * law.seconds(decode)
 
 
 async def test_a_running_device_can_be_slowed_down(engine: AsyncLLM, slow: AsyncLLM) -> None:
